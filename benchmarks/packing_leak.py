@@ -42,6 +42,7 @@ CASES = {
     "Granite 4 H": "granite_4_mamba2",
     "Granite 4 without Mamba": "granite_4_without_rope",
     "Falcon H1": "falcon_h1_two_mixers",
+    "Kimi Linear": "kimi_linear_delta",
     "Nemotron H": "nemotron_h_single_blocks",
     "Gemma 4": "gemma4_keys_as_values",
     "Gemma 4 E": "gemma4_e_shared_keys",

@@ -90,11 +90,12 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
         "n_routed_experts moe_num_experts moe_k n_group topk_group qk_nope_head_dim qk_rope_head_dim v_head_dim "
         "kv_channels global_head_dim num_global_key_value_heads top_k_experts hidden_size_per_layer_input "
         "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
+        "linear_num_heads linear_head_dim num_experts_per_token num_expert_group "
         "mamba_n_heads mamba_n_groups mamba_d_state mamba_expand "
         "mamba_num_heads mamba_head_dim n_groups ssm_state_size rotary_dim mamba_d_ssm",
     ),
     (either(_COUNT, list_of(_COUNT)).or_null(), "num_experts moe_topk num_shared_expert"),
-    (whole(0, 2**31).or_null(), "max_position_embeddings sliding_window seq_length"),
+    (whole(0, 2**31).or_null(), "max_position_embeddings sliding_window seq_length model_max_length"),
     (_POSITIONS, "original_max_position_embeddings"),
     # Layers.
     (
@@ -145,20 +146,20 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
         "tie_embedding route_norm "
         "norm_topk_prob output_router_logits no_bias use_logn_attn use_dynamic_ntk attention_k_eq_v enable_moe_block "
         "use_double_wide_mlp mamba_conv_bias mamba_proj_bias linear_allow_neg_eigval use_conv_bias projectors_bias "
-        "mamba_rms_norm mamba_norm_before_gate",
+        "mamba_rms_norm mamba_norm_before_gate moe_renormalize mla_use_nope",
     ),
     (either(FLAG, TEXT).or_null(), "use_bidirectional_attention"),
     (
         TEXT.or_null(),
         "hidden_act hidden_activation topk_method scoring_func position_embedding_type mlp_hidden_act "
-        "mamba_hidden_act hybrid_override_pattern",
+        "mamba_hidden_act hybrid_override_pattern moe_router_activation_func",
     ),
     (number(minimum=0, maximum=1e3).or_null(), "query_scale_beta"),
     (number(minimum=0, maximum=1e3), "time_step_min"),
     # Token ids and labels.
     *_TOKEN_KEYS,
     (whole(1, 10**6).or_null(), "num_labels"),
-    (OBJECT.or_null(), "id2label rope_scaling rope_parameters quantization_config per_layer_config"),
+    (OBJECT.or_null(), "id2label rope_scaling rope_parameters quantization_config per_layer_config linear_attn_config"),
 )
 """Keys of config.json that a model family, a reward model, a tokenizer or a loader uses."""
 

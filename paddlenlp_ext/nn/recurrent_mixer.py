@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 import paddle
+from paddle import nn
 
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.nn.short_convolution import DepthwiseKernel
@@ -37,6 +38,10 @@ class RecurrentMixer(TokenMixer):
 
     conv1d: DepthwiseKernel
     head_parameters: ClassVar[tuple[str, ...]] = ("A_log", "dt_bias")
+
+    def head_tensors(self) -> list[tuple[nn.Layer, str, int]]:
+        """Return the layer, the name and the axis of the heads of each parameter with values for each head."""
+        return [(self, name, 0) for name in self.head_parameters]
 
     @abstractmethod
     def keep_heads(self, index: int, num_parts: int) -> None:

@@ -122,8 +122,8 @@ def apply_tensor_plan(model: TrainableModel, axis: ProcessAxis, sequence: Sequen
                 shard_parameter(layer.conv, name, 0, axis)
         elif isinstance(layer, RecurrentMixer):
             layer.keep_heads(axis.index, axis.size)
-            for name in layer.head_parameters:
-                shard_parameter(layer, name, 0, axis)
+            for owner, name, heads in layer.head_tensors():
+                shard_parameter(owner, name, heads, axis)
     _shard_lm_head(decoder, axis)
     if sequence is not None:
         apply_sequence_parallel(decoder, sequence)

@@ -102,11 +102,20 @@ def _name(dtype: paddle.dtype) -> str:
 
 
 def save_program(model: Any, folder: Path, prefix: str) -> None:
-    """Trace a model; write the program to `PREFIX.json` and the weights to `PREFIX.pdiparams`."""
+    """Trace a model; write the program to `PREFIX.json` and the weights to `PREFIX.pdiparams`.
+
+    Raises:
+        ValueError: the model has layers that a program cannot contain.
+    """
+    kinds = sorted({type(mixer).__name__ for mixer in _mixers(model) if not mixer.has_static_graph})
+    if kinds:
+        raise ValueError(
+            f"models with {', '.join(kinds)} layers cannot be exported as a static graph; serve the model folder"
+        )
     dtype: Any = cache_dtype(model)
-    kinds = ("keys", "values")
+    names = ("keys", "values")
     tensors = [
-        InputSpec([None, heads, None, size], dtype, f"{kinds[index % 2]}_{index // 2}")
+        InputSpec([None, heads, None, size], dtype, f"{names[index % 2]}_{index // 2}")
         for index, (heads, size) in enumerate(cache_shapes(model))
     ]
     parts: Any = state_shapes(model)

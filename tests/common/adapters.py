@@ -17,6 +17,7 @@ from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer
 from tests.common.models import (
     ODD_SIZES,
     TINY_DELTA,
+    TINY_KIMI_DELTA,
     TINY_LATENT,
     TINY_MAMBA,
     TINY_SINGLE_BLOCKS,
@@ -116,6 +117,17 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
     },
     "mamba2": {**_SIZES, **TINY_MAMBA, "mamba_n_heads": 6, "tie_word_embeddings": True},
     "two_mixers": {**_SIZES, **TINY_TWO_MIXERS, "mamba_n_heads": 6, "mamba_d_ssm": 36, "tie_word_embeddings": True},
+    "kimi_delta": {
+        **_SIZES,
+        **TINY_KIMI_DELTA,
+        "linear_head_dim": 12,
+        "linear_num_heads": 12,
+        "kv_lora_rank": 36,
+        "num_key_value_heads": 6,
+        "qk_nope_head_dim": 12,
+        "v_head_dim": 9,
+        "moe_intermediate_size": 36,
+    },
     "single_blocks": {
         **_SIZES,
         **TINY_SINGLE_BLOCKS,

@@ -48,6 +48,19 @@ TINY_LATENT_EXPERTS: dict[str, Any] = {
     "n_group": 3,
     "topk_group": 2,
 }
+TINY_KIMI_DELTA: dict[str, Any] = {
+    **TINY_LATENT,
+    "model_type": "kimi_linear",
+    "layer_types": ["linear_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "dense"],
+    "linear_num_heads": 4,
+    "linear_head_dim": 18,  # normalizing shorter keys amplifies rounding
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "tie_word_embeddings": False,
+}
+"""Differences of a tiny model with Kimi delta attention in its first layer from other tiny models."""
 TINY_DELTA: dict[str, Any] = {
     "model_type": "qwen3_5_text",
     "head_dim": 16,
@@ -173,7 +186,7 @@ def slow_decays(model: Any) -> Any:
     """
     for name, parameter in model.named_parameters():
         if name.endswith(".A_log"):
-            parameter.set_value(np.linspace(-4, 1.5, *parameter.shape, dtype=np.float32))
+            parameter.set_value(np.linspace(-4, 1.5, parameter.size, dtype=np.float32).reshape(parameter.shape))
         if name.endswith(".conv1d.bias"):
             parameter.set_value(np.linspace(-0.5, 0.5, *parameter.shape).astype(np.float32))
         if name.endswith(".dt_bias"):

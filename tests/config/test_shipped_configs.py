@@ -111,6 +111,7 @@ def test_shipped_files_exist_for_every_family():
         "lfm2_moe",
         "mellum",
         "minimax_m2",
+        "kimi_linear",
         "mistral4",
         "qwen3_5_moe",
         "qwen3_moe",

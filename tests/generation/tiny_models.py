@@ -13,6 +13,7 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from tests.common.models import (
     TINY_DELTA,
+    TINY_KIMI_DELTA,
     TINY_LATENT,
     TINY_LATENT_EXPERTS,
     TINY_MAMBA,
@@ -120,6 +121,7 @@ FAMILIES = {
     "qwen3_next_fused_delta": {**TINY_DELTA, "model_type": "qwen3_next", "num_experts": 5, "num_experts_per_tok": 2},
     "olmo_hybrid_split_delta": TINY_SPLIT_DELTA,
     "granite_4_mamba2": TINY_MAMBA,
+    "kimi_linear_delta": TINY_KIMI_DELTA,
     "falcon_h1_two_mixers": TINY_TWO_MIXERS,
     "nemotron_h_single_blocks": TINY_SINGLE_BLOCKS,
     "granite_4_mamba2_experts": {**TINY_MAMBA, "num_local_experts": 5},

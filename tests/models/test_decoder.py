@@ -13,6 +13,7 @@ from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from tests.common.arrays import FLOAT32_ROUNDING
 from tests.common.models import (
     TINY_DELTA,
+    TINY_KIMI_DELTA,
     TINY_LATENT,
     TINY_MAMBA,
     TINY_SINGLE_BLOCKS,
@@ -101,12 +102,13 @@ def loss_sum(model: CausalLM, ids: paddle.Tensor, labels: paddle.Tensor, documen
         (make_model_with_slow_decays, TINY_DELTA),
         (make_model_with_slow_decays, {**TINY_MAMBA, "num_local_experts": 5}),
         (make_model_with_slow_decays, TINY_TWO_MIXERS),
+        (make_model_with_slow_decays, TINY_KIMI_DELTA),
         (make_model_with_slow_decays, TINY_SINGLE_BLOCKS),
     ],
     ids=[
         *("full", "window", "experts", "partial", "softcap", "sinks"),
         *("convolutions", "scaled_queries", "scaled_latents", "gemma4", "gemma4_e", "delta", "mamba2"),
-        *("two_mixers", "single_blocks"),
+        *("two_mixers", "kimi_delta", "single_blocks"),
     ],
 )
 def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):

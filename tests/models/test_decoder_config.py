@@ -19,6 +19,7 @@ from tests.golden.cases.model_cases import CASES
 from tests.models.tiny_model import TINY, make_model
 
 LAYER_KINDS = {
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"], "linear_num_heads": 2, "linear_head_dim": 6},
     "falcon_h1": {"mamba_d_ssm": None, "mamba_n_heads": 4, "mamba_d_state": 6},
     "gemma4_text": {"hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention", "full_attention"]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4, "mamba_d_state": 6},
@@ -352,3 +353,19 @@ def test_tensor_plan_covers_exactly_all_matrices(model_type, tied):
             assert sum(fnmatchcase(name, pattern) for pattern in plan) == 1, name
     for pattern in plan:
         assert any(fnmatchcase(name, pattern) for name in layers), pattern
+
+
+def test_published_keys_of_kimi_linear_give_the_config_of_the_common_keys():
+    case = CASES["kimi_linear"]
+    kept = ("linear_num_heads", "linear_head_dim", "layer_types", "mlp_layer_types", "num_local_experts", "n_group")
+    published = {key: value for key, value in case.items() if key not in (*kept, "num_experts_per_tok")}
+    published |= {
+        "linear_attn_config": {"head_dim": 10, "num_heads": 3, "full_attn_layers": [2], "kda_layers": [1, 3]},
+        "first_k_dense_replace": 1,
+        "num_experts": case["num_local_experts"],
+        "num_experts_per_token": case["num_experts_per_tok"],
+        "num_expert_group": case["n_group"],
+        "moe_renormalize": True,
+    }
+    found, expected = (DecoderConfig.from_dict(config) for config in (published, case))
+    assert (found.mixers, found.experts, found.latent) == (expected.mixers, expected.experts, expected.latent)

@@ -10,6 +10,7 @@ from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
+from paddlenlp_ext.static_graph.trace import save_program
 from tests.common.marks import needs_cpp
 from tests.common.models import slow_decays
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
@@ -19,6 +20,7 @@ MIXERS = {
     "olmo_hybrid_split_delta": "linear_attn",
     "granite_4_mamba2": "mamba",
     "falcon_h1_two_mixers": "mamba",
+    "kimi_linear_delta": "self_attn",
     "nemotron_h_single_blocks": "mamba",
 }
 """Family of a model -> name of the mixer in its first layer."""
@@ -113,7 +115,7 @@ def test_recurrent_mixer_with_a_cache_equals_the_whole_pass(family, chunks):
         np.testing.assert_allclose(found[index], expected, rtol=0, atol=5e-5 * np.abs(expected).max())
 
 
-@each_family
+@pytest.mark.parametrize("family", [family for family in MIXERS if family != "kimi_linear_delta"])
 @paddle.no_grad()
 @needs_cpp
 def test_single_positions_are_added_to_the_matrices_in_place(family):
@@ -150,6 +152,11 @@ def test_padding_of_several_passes_leaves_no_trace_in_the_state(family):
 
 @each_family
 def test_prefix_tuning_of_a_recurrent_mixer_raises(family):
-    message = rf"prefix_tuning: model\.layers\.0\.{MIXERS[family]} is a (GatedDeltaNet|SplitGatedDeltaNet|Mamba2)"
+    message = rf"prefix_tuning: model\.layers\.0\.{MIXERS[family]} is a (GatedDeltaNet|SplitGatedDeltaNet|Mamba2|Kimi)"
     with pytest.raises(ValueError, match=message):
         get_peft_model(new_model(family), PrefixTuningConfig(num_virtual_tokens=3))
+
+
+def test_static_graph_of_kimi_delta_attention_raises(tmp_path):
+    with pytest.raises(ValueError, match="models with KimiDeltaAttention layers cannot be exported as a static graph"):
+        save_program(tiny_model("kimi_linear_delta"), tmp_path, "model")

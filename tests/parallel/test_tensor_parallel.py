@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.common.hybrid_models import GEMMA_4, GRANITE_4_H, LFM2, NEMOTRON_H, QWEN3_5
-from tests.common.models import TINY_LATENT, TINY_LATENT_EXPERTS, TINY_MAMBA, TINY_TWO_MIXERS
+from tests.common.models import TINY_KIMI_DELTA, TINY_LATENT, TINY_LATENT_EXPERTS, TINY_MAMBA, TINY_TWO_MIXERS
 from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, selected_cases
 
 TENSOR = {"tensor_parallel_degree": 2}
@@ -116,6 +116,8 @@ FAMILIES = [
     Case("lora-granite_4_h", TENSOR, GRANITE_4_H, "lora", {"rank": 4}),
     Case("sft-mamba-groups-recomputed", {**TENSOR, "recompute": True}, MAMBA_GROUPS),
     Case("sp-lora-mamba-groups", {**TENSOR, "sequence_parallel": True}, MAMBA_GROUPS, "lora", {"rank": 4}),
+    Case("sp-sft-kimi_linear", {**TENSOR, "sequence_parallel": True}, TINY_KIMI_DELTA),
+    Case("lora-kimi_linear", TENSOR, TINY_KIMI_DELTA, "lora", {"rank": 4}),
     Case("sp-sft-falcon_h1", {**TENSOR, "sequence_parallel": True}, TINY_TWO_MIXERS),
     Case("lora-falcon_h1", TENSOR, {**TINY_TWO_MIXERS, "mamba_rms_norm": True}, "lora", {"rank": 4}),
     Case("sp-sft-nemotron_h", {**TENSOR, "sequence_parallel": True}, NEMOTRON_H),

@@ -35,7 +35,7 @@ CASES = [
     *case_keys(METHODS_OF_EXPERTS, ["experts_layer", "latent_experts"]),
     *case_keys(
         {name: each for name, each in EVERY_METHOD.items() if name != "prefix_tuning"},
-        ["convolutions", "gated_delta", "split_delta", "mamba2", "two_mixers", "single_blocks"],
+        ["convolutions", "gated_delta", "split_delta", "mamba2", "two_mixers", "kimi_delta", "single_blocks"],
     ),
     *case_keys(
         {name: each for name, each in METHODS_OF_EXPERTS.items() if name != "prefix_tuning"}, ["experts_beside"]

@@ -68,7 +68,7 @@ def _forward(
         outputs.append(o_LNCE)
         states.append(before_LNHE)
         finals.append(gather_rows(after_LNHE, level.ending))
-    return _to_positions(paddle.concat(outputs), chunks), gather_rows(paddle.concat(finals), chunks.order), states
+    return to_positions(paddle.concat(outputs), chunks), gather_rows(paddle.concat(finals), chunks.order), states
 
 
 class _ChunkedRecurrence(PyLayer):
@@ -85,7 +85,7 @@ class _ChunkedRecurrence(PyLayer):
         saved, chunks = ctx.saved_tensor(), ctx.chunks
         inputs, states = saved[: ctx.num_inputs], saved[ctx.num_inputs :]
         with paddle.amp.auto_cast(enable=False):
-            factors, o_gradient_MNCE = _Factors.of_chunks(inputs, chunks), _to_chunks(o_gradient_TNE, chunks)
+            factors, o_gradient_MNCE = _Factors.of_chunks(inputs, chunks), to_chunks(o_gradient_TNE, chunks)
             gradients: list[tuple[paddle.Tensor, ...]] = []
             continued: list[tuple[np.ndarray, paddle.Tensor]] = []  # rows of the next level's gradient
             for level, before_LNHE in zip(reversed(chunks.levels), reversed(states), strict=True):
@@ -98,7 +98,7 @@ class _ChunkedRecurrence(PyLayer):
                 continued = [(level.previous, before_gradient_LNHE)]
             columns = zip(*reversed(gradients), strict=True)
             of_initial_RNHE = _sum_of_rows(continued, len(final_gradient_RNHE))
-            of_all = [of_initial_RNHE, *(_to_positions(paddle.concat(column), chunks) for column in columns)]
+            of_all = [of_initial_RNHE, *(to_positions(paddle.concat(column), chunks) for column in columns)]
             return tuple(x if needed else None for x, needed in zip(of_all, ctx.needs_grad, strict=True))
 
 
@@ -129,7 +129,7 @@ class _Factors:
     @classmethod
     def of_chunks(cls, inputs: Sequence[paddle.Tensor], chunks: DocumentChunks) -> _Factors:
         """Return the factors of all chunks, from the inputs of `chunked_recurrence`."""
-        q_MNCH, k_MNCH, v_MNCE, decay_MNC, *beta = (_to_chunks(x, chunks) for x in inputs)
+        q_MNCH, k_MNCH, v_MNCE, decay_MNC, *beta = (to_chunks(x, chunks) for x in inputs)
         sums_MNC = decay_MNC.astype("float64").cumsum(-1)
         difference_MNCC = paddle.tril(sums_MNC.unsqueeze(-1) - sums_MNC.unsqueeze(-2))
         d_MNCC = paddle.tril(paddle.exp(difference_MNCC.astype(decay_MNC.dtype)))
@@ -256,7 +256,7 @@ def _sum_of_rows(parts: list[tuple[np.ndarray, paddle.Tensor]], count: int) -> p
     return paddle.scatter_nd(index, updates, [count, *updates.shape[1:]])
 
 
-def _to_chunks(x_TN: paddle.Tensor, chunks: DocumentChunks) -> paddle.Tensor:
+def to_chunks(x_TN: paddle.Tensor, chunks: DocumentChunks) -> paddle.Tensor:
     """Return the positions [T, N, ...] in chunks [M, N, C, ...], with zeros in empty slots."""
     padded = paddle.concat([x_TN, paddle.zeros([1, *x_TN.shape[1:]], x_TN.dtype)])
     x_MCN = gather_rows(padded, chunks.positions.reshape([-1]))
@@ -264,6 +264,6 @@ def _to_chunks(x_TN: paddle.Tensor, chunks: DocumentChunks) -> paddle.Tensor:
     return x_MCN.transpose([0, 2, 1, *range(3, x_MCN.ndim)])
 
 
-def _to_positions(x_MNC: paddle.Tensor, chunks: DocumentChunks) -> paddle.Tensor:
+def to_positions(x_MNC: paddle.Tensor, chunks: DocumentChunks) -> paddle.Tensor:
     """Return the chunks [M, N, C, ...] as positions [T, N, ...]."""
     return gather_rows(x_MNC.transpose([0, 2, 1, *range(3, x_MNC.ndim)]).flatten(0, 1), chunks.slots)

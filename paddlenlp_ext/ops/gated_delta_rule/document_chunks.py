@@ -62,21 +62,22 @@ class DocumentChunks:
 
 
 @singledispatch
-def document_chunks(layout: Any) -> DocumentChunks:
+def document_chunks(layout: Any, size: int = CHUNK) -> DocumentChunks:
     """Return the chunks of a layout; the layout caches them for all layers.
 
     A batch of documents of one position, as in decoding, has chunks of one position.
 
     Args:
         layout: `AttentionLayout` of the batch; in a static graph, a `GraphDocuments`.
+        size: number of positions of a chunk.
     """
-    return layout.cached("document chunks", lambda: _document_chunks(layout))
+    return layout.cached(("document chunks", size), lambda: _document_chunks(layout, size))
 
 
-def _document_chunks(layout: AttentionLayout) -> DocumentChunks:
+def _document_chunks(layout: AttentionLayout, size: int) -> DocumentChunks:
     starts, lengths = layout.documents()
     parents = layout.parents()
-    size = CHUNK if lengths.max() > 1 else 1
+    size = size if lengths.max() > 1 else 1
     counts = -(-lengths // size)
     firsts = np.where(parents < 0, 0, counts[parents])  # level of the first chunk; a parent has no parent itself
     document_M = np.repeat(np.arange(len(lengths)), counts)

@@ -27,13 +27,13 @@ def gated_delta_rule_reference(
     """Compute `gated_delta_rule` in chunks, in the dtype of the decays; no states are overwritten."""
     dtype = decay_TN.dtype
     with paddle.amp.auto_cast(enable=False):
-        q_TNH, k_TNH = (_normalized(x_TGH.astype(dtype), v_TNE.shape[1]) for x_TGH in (q_TGH, k_TGH))
+        q_TNH, k_TNH = (normalized(x_TGH.astype(dtype), v_TNE.shape[1]) for x_TGH in (q_TGH, k_TGH))
         inputs = q_TNH * q_TNH.shape[2] ** -0.5, k_TNH, v_TNE.astype(dtype), decay_TN, beta_TN.astype(dtype)
         o_TNE, final_RNHE = chunked_recurrence(inputs, layout, initial_RNHE)
     return o_TNE.astype(v_TNE.dtype), final_RNHE
 
 
-def _normalized(x_TGH: paddle.Tensor, heads: int) -> paddle.Tensor:
+def normalized(x_TGH: paddle.Tensor, heads: int) -> paddle.Tensor:
     """Return the vectors scaled to norm 1, and repeated for the value heads that share a key head."""
     squares_TG1 = (x_TGH * x_TGH).sum(-1, keepdim=True)
     # in float64, because Paddle's square roots of float32 depend on the index in the tensor

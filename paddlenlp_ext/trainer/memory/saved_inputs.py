@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 from paddle import nn
@@ -59,7 +60,7 @@ def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) 
     into_attention = [_readers(mixer) for mixer in mixers]
     if not (isinstance(layer, TwoMixerLayer) and layer.scales_inputs):
         into_attention = [[reader for readers in into_attention for reader in readers]]
-    of_latents = [getattr(mixer, name) for mixer in mixers for name in mixer.latent_names]
+    of_latents = [attrgetter(name)(mixer) for mixer in mixers for name in mixer.latent_names]
     out_of_attention = [mixer.output_layer for mixer in mixers]
     experts = next((part for part in parts if isinstance(part, MixtureOfExperts)), None)
     feed_forward = next((part for part in parts if isinstance(part, FeedForwardLayer)), None)
@@ -101,7 +102,7 @@ def _num_norms(layer: DecoderLayer) -> int:
 
 def _readers(block: TokenMixer | FeedForwardLayer) -> list[nn.Layer]:
     """Return the linear layers of a block that read the hidden states."""
-    return [getattr(block, name) for name in block.input_names]
+    return [attrgetter(name)(block) for name in block.input_names]
 
 
 def _rows_per_token(adapter: AdapterLayer, parts: list[nn.Layer]) -> int:

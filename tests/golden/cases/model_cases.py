@@ -123,7 +123,7 @@ _GEMMA_4 = {
     "tie_word_embeddings": True,
 }
 _LENGTHS = dict.fromkeys(
-    ("qwen3_5", "granite_4_h", "falcon_h1", "falcon_h1_norm", "olmo_hybrid", "nemotron_h"), 131
+    ("qwen3_5", "granite_4_h", "falcon_h1", "falcon_h1_norm", "kimi_linear", "olmo_hybrid", "nemotron_h"), 131
 )  # more than two chunks
 _DELTA_HEADS = {
     "linear_num_key_heads": 2,
@@ -162,6 +162,17 @@ _YARN_OF_QUERIES = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.3,
+}
+
+_KIMI = {
+    "model_type": "kimi_linear",
+    "num_hidden_layers": 3,
+    "linear_num_heads": 3,
+    "linear_head_dim": 10,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "routed_scaling_factor": 1.7,
 }
 
 CASES: dict[str, dict[str, Any]] = {
@@ -331,6 +342,28 @@ CASES: dict[str, dict[str, Any]] = {
         "ssm_multipliers": None,
         "time_step_limit": [0.1, 1.5],
         "tie_word_embeddings": True,
+    },
+    "kimi_linear": {
+        **_LATENT,
+        **_KIMI,
+        "q_lora_rank": None,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "n_group": 2,
+        "topk_group": 1,
+    },
+    "kimi_linear_query_latents": {
+        **_LATENT,
+        **_KIMI,
+        "q_lora_rank": 14,
+        "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "linear_conv_kernel_dim": 3,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": False,
+        "n_shared_experts": 2,
+        "attention_bias": True,
     },
     "exaone4_window": {
         **_SMALL,
@@ -891,7 +924,7 @@ def make_weight(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
     if name.endswith(("e_score_correction_bias", "expert_bias")):  # expert 2 is never chosen
         return np.where(np.arange(shape[-1]) == 2, np.float32(-2), 0.1 * noise)
     if name.endswith("A_log"):  # slow and fast decays, so that a document depends on many of its positions
-        return np.linspace(-4, 1.5, *shape, dtype=np.float32)
+        return np.linspace(-4, 1.5, noise.size, dtype=np.float32).reshape(shape)
     if name.endswith("dt_bias"):
         return generator.uniform(-3, 1, shape).astype(np.float32)
     if "conv1d" in name:

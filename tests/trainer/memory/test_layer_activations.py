@@ -78,6 +78,14 @@ OTHER_MIXERS = {
     "gated delta nets with more keys": delta(4, 4, 32, 16),
     "Mamba-2": {**_MAMBA, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 16},
     "Mamba-2 with one group": {**_MAMBA, "mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 32},
+    "Kimi delta attention": {
+        **TINY_LATENT,
+        "model_type": "kimi_linear",
+        "layer_types": ["linear_attention"] * 2,
+        "first_k_dense_replace": 3,
+        "linear_num_heads": 4,
+        "linear_head_dim": 32,
+    },
     "Mamba-2 beside attention": _BESIDE_ATTENTION,
     "Mamba-2 with multipliers": {
         **_BESIDE_ATTENTION,
@@ -209,7 +217,9 @@ def test_activations_of_other_mixers_are_near_the_estimate(changes, monkeypatch)
 
 
 @pytest.mark.skipif(OPS is CPU_PADDLE, reason="compares the reference with the C++ library")
-@pytest.mark.parametrize("mixers", [name for name in OTHER_MIXERS if name != "short convolutions"])
+@pytest.mark.parametrize(
+    "mixers", [name for name in OTHER_MIXERS if name not in ("short convolutions", "Kimi delta attention")]
+)
 def test_activations_of_the_reference_of_a_recurrence_are_near_the_estimate(mixers, monkeypatch):
     """Compare the additional activations; values with one element per head are not estimated."""
     monkeypatch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", {**SHAPE, **OTHER_MIXERS[mixers]})

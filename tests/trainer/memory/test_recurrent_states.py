@@ -25,6 +25,7 @@ RECURRENT = (
     "olmo_hybrid_split_delta",
     "granite_4_mamba2",
     "falcon_h1_two_mixers",
+    "kimi_linear_delta",
     "nemotron_h_single_blocks",
 )
 LENGTH, NUM_DOCUMENTS = 64, 16
