@@ -1,7 +1,7 @@
 """Checks of parallel training: compare each layout on two processes with training in one process.
 
-Layouts run on two GPUs over NCCL, or on the CPU over gloo if the machine has fewer than two GPUs. The processes are
-launched once and train in all layouts.
+Layouts run on two GPUs over NCCL, on two devices of a plug-in over the plug-in's collectives, or on the CPU over gloo
+if the machine has fewer than two devices of the type. The processes are launched once and train in all layouts.
 """
 
 from __future__ import annotations

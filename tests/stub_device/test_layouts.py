@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
 from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, selected_cases
-from tests.stub_device.plugin import variables_of
+from tests.stub_device.plugin import run_with_stub, variables_of
 
 TENSOR = {"tensor_parallel_degree": 2}
 SEQUENCE = {**TENSOR, "sequence_parallel": True}
@@ -126,3 +127,11 @@ def test_checkpoint_resumes_in_another_layout_and_on_the_cpu(stub_folder, tmp_pa
         run_case(case, tmp_path)
     assert_same_run(outcomes[resumed.name], outcome(single, tmp_path))
     assert_same_run(outcome(on_cpu, tmp_path), outcome(single, tmp_path))
+
+
+@pytest.mark.layouts
+def test_doctor_trains_in_every_layout_as_on_the_cpu(stub_folder):
+    words = ("-m", "paddlenlp_ext.doctor", "--device", "stub", "--areas", "layouts", "--seconds", "0")
+    done = run_with_stub(stub_folder, *words)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert re.search(r"\| layouts \| stub float32 \| (\d+) of \1 \|", done.stdout)
