@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -16,11 +16,15 @@ from paddlenlp_ext.data.rollouts.policy_order import PolicyStepBatch
 from paddlenlp_ext.data.rollouts.prompt_dataset import PromptDataset, StoredRollouts
 from paddlenlp_ext.data.rollouts.rollout import Rollout, read_rollouts, write_rollouts
 from paddlenlp_ext.policy_optimization.advantages import group_advantages, group_deviations
+from paddlenlp_ext.policy_optimization.collapse import describe_collapse
 from paddlenlp_ext.policy_optimization.policy_losses import completion_weights
 from paddlenlp_ext.policy_optimization.policy_metrics import completion_metrics, reward_metrics
 from paddlenlp_ext.trainer.policy.rollout_source import RolloutSource
 from paddlenlp_ext.trainer.single_process import ProcessGroup
+from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.seeds import seed_of
+
+logger = get_logger(__name__)
 
 _EVALUATION = 2**31
 """Component of the seed of sampling in evaluation, in place of an epoch."""
@@ -59,6 +63,7 @@ class RolloutBatches:
         self._groups: dict[int, TrainingGroup] = {}
         self._sampled: tuple[int, int] | None = None
         self._is_fresh = False
+        self._signs: frozenset[str] = frozenset()
 
     # -- training -----------------------------------------------------------------------------------------------------
     def begin(self, step_batch: PolicyStepBatch) -> dict[str, float]:
@@ -131,6 +136,7 @@ class RolloutBatches:
         scores = {name: np.concatenate([rollout.scores[name] for rollout in rollouts]) for name in names}
         lengths = np.concatenate([rollout.lengths for rollout in rollouts])
         is_truncated = np.concatenate([rollout.is_truncated(self._source.end_tokens) for rollout in rollouts])
+        self._warn(describe_collapse([rollout.completion_ids for rollout in rollouts], deviations, is_truncated))
         metrics = {
             **reward_metrics(np.concatenate(rewards), deviations, scores),
             **completion_metrics(lengths, is_truncated),
@@ -140,6 +146,12 @@ class RolloutBatches:
             metrics["sampling/seconds"] = seconds
             metrics["sampling/tokens_per_second"] = float(lengths.sum()) / seconds
         return metrics
+
+    def _warn(self, signs: Mapping[str, str]) -> None:
+        """Log each sign of a collapse when it appears, but not again while it lasts."""
+        for name in signs.keys() - self._signs:
+            logger.warning("GRPO: %s", signs[name])
+        self._signs = frozenset(signs)
 
     # -- batches ------------------------------------------------------------------------------------------------------
     def __call__(self, micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> RolloutBatch:
