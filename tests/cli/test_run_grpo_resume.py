@@ -47,7 +47,7 @@ def adapter(folder: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("keys", [{}, SEVERAL_STEPS], ids=["one_step", "several_steps"])
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
-    [(OptimizerStep, "_collate_local", 3), (OptimizerStep, "_collate_local", 4), (Engine, "step", 12)],
+    [(OptimizerStep, "_collate_local", 3), (OptimizerStep, "_collate_local", 4), (Engine, "step", 9)],
     ids=["before_step_3", "before_step_4", "in_sampling"],
 )
 def test_run_that_is_killed_resumes_to_the_same_bits(run, run_folders, monkeypatch, owner, name, call, keys):  # noqa: F811
