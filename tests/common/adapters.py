@@ -120,12 +120,12 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
     "kimi_delta": {
         **_SIZES,
         **TINY_KIMI_DELTA,
-        "linear_head_dim": 12,
+        "linear_head_dim": 36,
         "linear_num_heads": 12,
         "kv_lora_rank": 36,
         "num_key_value_heads": 6,
         "qk_nope_head_dim": 12,
-        "v_head_dim": 9,
+        "v_head_dim": 8,
         "moe_intermediate_size": 36,
     },
     "single_blocks": {
