@@ -127,7 +127,8 @@ def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):
     assert float(packed) == pytest.approx(alone, rel=1e-6)
     for name, gradient in gradients(model).items():
         difference = np.linalg.norm(packed_gradients[name] - gradient)
-        assert difference <= 4e-6 * np.linalg.norm(gradient), name
+        tolerance = 1e-5 if "forget_gate.A_log" in name else 4e-6  # a sum over positions and channels that cancel
+        assert difference <= tolerance * np.linalg.norm(gradient), name
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ OP_BY_OP |= {
     "olmo_hybrid_split_delta",
     "granite_4_mamba2",
     "falcon_h1_two_mixers",
+    "kimi_linear_delta",
     "granite_4_mamba2_experts",
     "minimax_m2_partial_rotation",
     "nemotron_h_single_blocks",
