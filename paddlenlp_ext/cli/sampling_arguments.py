@@ -80,7 +80,7 @@ def parse_arguments(argv: Sequence[str], usage: str = USAGE) -> tuple[SamplingAr
     of_rewards = {field.name: values.pop(field.name) for field in fields(RewardsConfig) if field.name in values}
     arguments, rewards = SamplingArguments(**values), RewardsConfig(**of_rewards)
     if not rewards.reward_funcs:
-        raise ValueError("--reward_funcs is not set; name functions that score answers (docs/rewards.md)")
+        raise ValueError("--reward_funcs is not set; name functions that score answers (docs/reference/rewards.md)")
     if arguments.output_format == SFT and arguments.keep == ALL and arguments.min_reward is None:
         raise ValueError("--keep all needs --min_reward, or bad answers are kept too; set it")
     if arguments.output_format == PREFERENCE and arguments.num_generations < 2:

@@ -41,7 +41,7 @@ of the run.
     "sample": f"""RUN -d PROMPTS --reward_funcs NAME,... [-o ROWS] [--key value ...]
 
 Sample several answers to each prompt, score them with reward functions, and write rows for
-pnx sft, pnx dpo or pnx grpo (docs/rewards.md).
+pnx sft, pnx dpo or pnx grpo (docs/reference/rewards.md).
 
 {_RUN}
 {_ROWS}

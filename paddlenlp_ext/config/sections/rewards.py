@@ -13,7 +13,8 @@ class RewardsConfig(OptionGroup):
 
     reward_funcs: tuple[str, ...] = option(
         (),
-        help="functions that score completions: built-in names, module.function or file.py:function (docs/rewards.md)",
+        help="functions that score completions: built-in names, module.function or file.py:function "
+        "(docs/reference/rewards.md)",
     )
     reward_weights: object = option(
         None, help="list with the weight of each reward function in the total reward; unset: 1 for each"
