@@ -166,7 +166,7 @@ def recurrence(dtype: torch.dtype, device: str, sizes: Sequence[int], documents:
     """Return the case of a recurrence over packed documents; sizes: key heads, heads, key and value dimension."""
     groups, heads, key_dim, value_dim = sizes
     count, lengths = sum(documents), np.array(documents)
-    size = chunk_size(key_dim, 2 if dtype != F32 else 4, int(lengths.max()))
+    size = chunk_size(2 if dtype != F32 else 4, int(lengths.max()))
     numbers = chunk_lists(np.cumsum(lengths) - lengths, lengths, np.full(len(lengths), -1), size)
     lists = numbers.converted(lambda x: torch.from_numpy(x).to(device))
     q, k = (leaf(count, groups, key_dim, dtype=dtype, device=device) for _ in range(2))

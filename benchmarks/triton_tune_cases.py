@@ -468,7 +468,7 @@ def recurrence(kernel: str) -> Callable[[Tensors, dict[str, int]], Run]:
         groups, heads, value_dim = (1, 2, 20) if tensors.small else (16, 32, 128)
         lengths = np.array([9, 70] if tensors.small else [4096, 700, 1300, 2000, 96])
         starts, count = np.cumsum(lengths) - lengths, int(lengths.sum())
-        size = chunk_size(key_dim, bounds["element_size"], int(lengths.max()))
+        size = chunk_size(bounds["element_size"], int(lengths.max()))
         lists = chunk_lists(starts, lengths, np.full(len(lengths), -1), size).converted(tensors.array)
         chunks, documents = lists.chunks.shape[0], len(lengths)
         q, k = (tensors.random(count, groups, key_dim, dtype=dtype) for _ in range(2))

@@ -91,7 +91,7 @@ def _lists_on(q: paddle.Tensor, layout: AttentionLayout) -> ChunkLists:
     from paddlenlp_ext.ops.gated_delta_rule.kernels.inputs import chunk_size
 
     starts, lengths = layout.documents()
-    size = chunk_size(q.shape[2], q.element_size(), int(lengths.max()))
+    size = chunk_size(q.element_size(), int(lengths.max()))
 
     def make() -> ChunkLists:
         lists = chunk_lists(starts, lengths, layout.parents(), size)

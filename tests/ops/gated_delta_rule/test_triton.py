@@ -67,17 +67,17 @@ def launched(kernels, monkeypatch):
 def short_chunks(monkeypatch):
     """Use chunks of 16 positions."""
     inputs = importlib.import_module(f"{FOLDER}.inputs")
-    monkeypatch.setattr(inputs, "chunk_size", lambda key_dim, element_size, longest: 16)
+    monkeypatch.setattr(inputs, "chunk_size", lambda element_size, longest: 16)
 
 
 @each_definition
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_recurrence_in_triton_equals_the_stepwise_definition(launched, short_chunks, definition, layout):
-    check(definition, "triton", definition.random_inputs(layout, (1, 2, 5, 3)), layout, 1e-5)
+    check(definition, "triton", definition.random_inputs(layout, (1, 1, 5, 3)), layout, 1e-5)
 
 
 @each_definition
-def test_recurrence_in_triton_with_chunks_of_64_equals_the_stepwise_definition(launched, definition):
+def test_recurrence_in_triton_with_long_chunks_equals_the_stepwise_definition(launched, definition):
     """Test values that need two tiles."""
     layout = AttentionLayout.from_documents([[66, 3]])
     check(definition, "triton", definition.random_inputs(layout, (1, 1, 20, 20)), layout, 1e-5)
@@ -89,11 +89,13 @@ def test_recurrence_in_triton_with_chunks_of_64_equals_the_stepwise_definition(l
 
 @each_definition
 def test_recurrence_in_triton_sums_the_gradients_of_the_heads_of_a_group(launched, short_chunks, definition):
-    """Test groups of five heads, which two programs sum."""
+    """Test two groups of heads, and a group of five heads, which two programs sum."""
     layout = AttentionLayout.from_documents([[7]])
-    check(definition, "triton", definition.random_inputs(layout, (2, 10, 5, 3)), layout, 1e-5)
+    check(definition, "triton", definition.random_inputs(layout, (2, 4, 5, 3)), layout, 1e-5)
+    launched.clear()
+    check(definition, "triton", definition.random_inputs(layout, (1, 5, 5, 3)), layout, 1e-5)
     (of_keys,) = (each for each in launched if each.name == OF_KEYS)
-    assert of_keys.grid == (1, 2, 2)
+    assert of_keys.grid == (1, 1, 2)
 
 
 @each_definition
@@ -211,14 +213,11 @@ def test_chunk_lists_have_the_chunks_of_each_document_in_order():
     assert (lists.roots.tolist(), lists.branches.tolist()) == ([0, 3], [1, 2, 4])
 
 
-@pytest.mark.parametrize(
-    ("key_dim", "element_size", "longest", "expected"),
-    [(128, 2, 70, 64), (128, 4, 70, 32), (64, 4, 70, 64), (5, 4, 70, 64), (128, 2, 1, 16)],
-)
-def test_chunks_are_shorter_for_wide_keys_and_single_positions(kernels, key_dim, element_size, longest, expected):
+@pytest.mark.parametrize(("element_size", "longest", "expected"), [(2, 70, 64), (4, 70, 32), (2, 1, 16)])
+def test_chunks_are_shorter_in_float32_and_for_single_positions(kernels, element_size, longest, expected):
     from paddlenlp_ext.ops.gated_delta_rule.kernels.inputs import chunk_size
 
-    assert chunk_size(key_dim, element_size, longest) == expected
+    assert chunk_size(element_size, longest) == expected
 
 
 def test_recurrence_launches_for_a_4b_model_have_programs_for_documents_and_chunks(launched):

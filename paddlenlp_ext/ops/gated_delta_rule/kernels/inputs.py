@@ -51,17 +51,16 @@ class Problem(NamedTuple):
         return [self.v.shape[1], self.q.shape[2], self.v.shape[2]]
 
 
-def chunk_size(key_dim: int, element_size: int, longest: int) -> int:
+def chunk_size(element_size: int, longest: int) -> int:
     """Return the number of positions of a chunk, for which tiles fit into registers.
 
     Args:
-        key_dim: H.
         element_size: bytes of an element of the keys.
         longest: number of positions of the longest document.
     """
     if longest == 1:
         return _SMALLEST
-    return min(64, 64 * 256 // (side(key_dim) * element_size))
+    return 64 if element_size == 2 else 32
 
 
 def side(size: int) -> int:

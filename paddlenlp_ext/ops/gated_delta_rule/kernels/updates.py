@@ -53,6 +53,7 @@ def delta_rule_updates_kernel(
     a = tl.dot(own_k, tl.trans(own_k)) * lower_decays(sums, CHUNK) * own_beta[:, None]
     solved = unit_lower_inverse(tl.where(i[:, None] > i[None, :], a, 0.0), CHUNK).to(dtype)
     tl.store(square_of(inverse, chunk, n, num_heads, CHUNK), solved)
+    own_k = load_rows(k, first, is_row, group, num_groups, 0, KEY_DIM, KEYS)  # again, to save registers
     w_rows, is_w = rows_of(w, first, is_row, n, num_heads, 0, KEY_DIM, KEYS)
     own_w = tl.dot(solved, (own_k * (own_beta * since_start)[:, None]).to(dtype))
     tl.store(w_rows, own_w.to(dtype), mask=is_w)
