@@ -13,6 +13,7 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.recompute import RecomputePlan
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpp import bf16
 from paddlenlp_ext.parallel.expert_parallel import ExpertShards
 from paddlenlp_ext.parallel.load_weight_slices import load_shards
@@ -175,7 +176,7 @@ def adapt_model(model: CausalLM, config: RunConfig) -> CausalLM | PeftModel:
     return adapted
 
 
-def unshareable(model: CausalLM | PeftModel) -> str | None:
+def unshareable(model: TrainableModel) -> str | None:
     """Return the reason why sharing prefixes between rows would change the gradient; None if it would not."""
     if model.reads_prompts:
         return "the adapter changes positions that it counts from the end of each row's prompt (reft)"

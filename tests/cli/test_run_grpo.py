@@ -101,9 +101,10 @@ def test_run_grpo_on_stored_rollouts_repeats_the_steps_of_the_run_that_wrote_the
         {"lora": "true", "lora_rank": 2},
         {"lora": "true", "lora_rank": 2, "weight_quantize_algo": "nf4"},
         {"lora": "true", "use_dora": "true", "lora_rank": 2, "share_prompt": "false"},
+        {"reft": "true"},
         {"temperature": 0.6, "top_p": 0.8, "top_k": 20},
     ],
-    ids=["lora", "qlora", "dora", "temperature"],
+    ids=["lora", "qlora", "dora", "reft", "temperature"],
 )
 def test_run_grpo_samples_with_the_log_probabilities_of_training(run, keys):
     out = run(learning_rate=1e-2, num_train_epochs=2, beta=0.05, **keys)

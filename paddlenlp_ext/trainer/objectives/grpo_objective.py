@@ -9,6 +9,7 @@ Shapes: B batch, S sequence, D hidden, T target tokens, C completions of a batch
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.config.sections.grpo import GRPOConfig
 from paddlenlp_ext.data.collate import Collate
 from paddlenlp_ext.data.rollouts.collate_rollouts import RolloutBatch
 from paddlenlp_ext.data.rollouts.policy_order import PolicyStepBatch
@@ -30,12 +32,25 @@ from paddlenlp_ext.policy_optimization.policy_losses import (
 )
 from paddlenlp_ext.policy_optimization.policy_metrics import EXTREMES, SUMMED, MeanSums
 from paddlenlp_ext.policy_optimization.token_entropies import token_entropies
+from paddlenlp_ext.trainer.build_model import unshareable
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward
 from paddlenlp_ext.trainer.objectives.objective import Objective
 from paddlenlp_ext.trainer.objectives.reference_model import ReferenceWeights
 from paddlenlp_ext.trainer.policy.rollout_batches import RolloutBatches, corrects_sampling, is_on_policy
 from paddlenlp_ext.trainer.policy.rollout_source import RolloutSource, target_logps
 from paddlenlp_ext.trainer.single_process import ProcessGroup
+from paddlenlp_ext.utils.logging import get_logger
+
+
+def _shareable(config: RunConfig, model: TrainableModel) -> GRPOConfig:
+    """Return the options of the run, without shared prompts if sharing would change the gradient."""
+    options = config.grpo
+    assert options is not None, "a run of GRPO must have the section grpo"
+    reason = unshareable(model) if options.share_prompt else None
+    if reason is None:
+        return options
+    get_logger(__name__).info("share_prompt has no effect: %s", reason)
+    return dataclasses.replace(options, share_prompt=False)
 
 
 class GRPOObjective(Objective):
@@ -59,8 +74,9 @@ class GRPOObjective(Objective):
     def __init__(
         self, config: RunConfig, model: TrainableModel, forward_backward: ForwardBackward, process_group: ProcessGroup
     ) -> None:
-        assert config.grpo is not None, "a run of GRPO must have the section grpo"
-        self.config, self.options, self.process_group = config, config.grpo, process_group
+        self.options = _shareable(config, model)
+        self.process_group = process_group
+        self.config = config = dataclasses.replace(config, grpo=self.options)
         self._source = RolloutSource(config, model, forward_backward)
         self._reference = ReferenceWeights(model) if self.options.has_reference else None
         self._batch_metrics: dict[str, float] = {}
