@@ -136,8 +136,20 @@ def value_of_first_run(key: str, value: Any) -> Any:
 
 
 def _recompute(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Recompute a block with the matmul precision of its forward pass, even if the precision has changed since."""
-    return recompute(capture_precision(function), *arguments)
+    """Recompute a block with the matmul precision and the random numbers of its forward pass."""
+    compute, state = capture_precision(function), _RandomState()
+
+    def run(*arguments: Any) -> Any:
+        if not paddle.is_grad_enabled():  # forward pass
+            return compute(*arguments)
+        current = _RandomState()
+        state.restore()
+        try:
+            return compute(*arguments)
+        finally:
+            current.restore()
+
+    return recompute(run, *arguments, preserve_rng_state=False)
 
 
 def _recompute_offloaded(function: LayerCall, x: paddle.Tensor, *inputs: Any) -> Any:
@@ -165,6 +177,20 @@ def _recompute_offloaded(function: LayerCall, x: paddle.Tensor, *inputs: Any) ->
         return _recompute(run, x, *inputs)
 
 
+class _RandomState:
+    """State of the random generators of the current device and of the CPU.
+
+    Paddle draws on the CPU if the device has no kernel for dropout; `preserve_rng_state` saves only the device's state.
+    """
+
+    def __init__(self) -> None:
+        self._of_device, self._of_cpu = paddle.get_rng_state(), paddle.get_rng_state("cpu")
+
+    def restore(self) -> None:
+        paddle.set_rng_state(self._of_device)
+        paddle.set_rng_state(self._of_cpu, "cpu")
+
+
 @dataclass(frozen=True)
 class _RegionRecord:
     """Saved forward pass of a region: autograd graph from copied inputs to outputs, and the final random state."""
@@ -172,7 +198,7 @@ class _RegionRecord:
     inputs: tuple[paddle.Tensor, ...]
     outputs: tuple[paddle.Tensor, ...]
     is_single: bool
-    random_state: Any
+    random_state: _RandomState
 
 
 class _LayerRecompute:
@@ -187,7 +213,7 @@ class _LayerRecompute:
         """Compute and save a region in the forward pass; return the saved result in the recomputation."""
         if paddle.is_grad_enabled():
             record = self._records.popleft()
-            paddle.set_rng_state(record.random_state)
+            record.random_state.restore()
             return _SavedRegion.apply(record, *tensors)
         copies = tuple(tensor.detach() for tensor in tensors)
         for copy in copies:
@@ -196,7 +222,7 @@ class _LayerRecompute:
             result = function(*copies)
         is_single = isinstance(result, paddle.Tensor)
         outputs = (result,) if is_single else tuple(result)
-        self._records.append(_RegionRecord(copies, outputs, is_single, paddle.get_rng_state()))
+        self._records.append(_RegionRecord(copies, outputs, is_single, _RandomState()))
         detached = tuple(output.detach() for output in outputs)
         return detached[0] if is_single else detached
 
