@@ -231,8 +231,8 @@ OPS = {
     "state_space_duality": Entry(
         functools.partial(recurrence, has_beta=False),
         {
-            "granite4_h_tiny": (BF16, (1, 48, 128, 64), (8192,)),
-            "granite4_h_tiny_packed": (BF16, (1, 48, 128, 64), PACKED),
+            "granite4_h_micro": (BF16, (1, 48, 128, 64), (8192,)),
+            "granite4_h_micro_packed": (BF16, (1, 48, 128, 64), PACKED),
         },
         [((1, 2, 20, 24), (9, 66))],
         HALF,

@@ -1,8 +1,7 @@
-"""Speed and memory of the ops' Triton kernels on a GPU, compared with PyTorch, Liger-Kernel and bitsandbytes.
+"""Speed and memory of the ops' Triton kernels on a GPU, compared with PyTorch and the packages in `PEERS`.
 
 Uses PyTorch tensors. Needs `torch` and `triton` (requirements-peers.txt with a CUDA build of torch), but not Paddle;
-measures `liger_kernel`, `bitsandbytes` and `causal_conv1d` if they are installed. Prints one JSON line per op, shape
-and program:
+measures the packages in `PEERS` that are installed. Prints one JSON line per op, shape and program:
 
     python -m benchmarks.triton_ops
     python -m benchmarks.triton_ops --ops rope loss_frozen --programs ours peer
@@ -27,7 +26,8 @@ and program:
 | --- | --- |
 | ours | the kernels of paddlenlp_ext/ops with the launches of the Triton backends (benchmarks/triton_torch.py) |
 | eager, compiled | the formula in PyTorch, in the dtype of transformers' layers, without and with torch.compile |
-| peer | Liger-Kernel, PyTorch's fused AdamW and SDPA, bitsandbytes' 8-bit AdamW and nf4 products, causal_conv1d |
+| peer | Liger-Kernel, PyTorch's fused AdamW and SDPA, bitsandbytes' 8-bit AdamW and nf4 products, causal_conv1d, |
+| | gated delta rule of flash-linear-attention, state space duality of mamba_ssm |
 
 Times are medians of the forward pass and of both passes, with the L2 cache flushed before each run. Bandwidths count
 each input and result of a pass once, and are divided by `copy_gb_per_s`, the bandwidth of a copy of a tensor larger
@@ -65,6 +65,11 @@ OPS = {
     **triton_cases_attention.OPS,
     **triton_cases_recurrences.OPS,
 }
+PEERS = {
+    **{name: name for name in ("liger_kernel", "bitsandbytes", "causal_conv1d", "mamba_ssm")},
+    "fla": "flash-linear-attention",
+}
+"""Name of a module -> name of its package, for programs of other projects."""
 TOLERANCES = {F32: 2e-6, torch.float16: 1e-3, BF16: 8e-3}
 
 
@@ -162,7 +167,7 @@ def main() -> None:
         return
     copy, rate = copy_bandwidth(), matmul_rate()
     card = {"gpu": torch.cuda.get_device_name(), "copy_gb_per_s": round(copy), "matmul_tflops": round(rate)}
-    packages = [name for name in ("liger_kernel", "bitsandbytes", "causal_conv1d") if importlib.util.find_spec(name)]
+    packages = [package for name, package in PEERS.items() if importlib.util.find_spec(name)]
     for name in args.ops:
         for label, (dtype, *sizes) in OPS[name].shapes.items():
             for program in args.programs:
