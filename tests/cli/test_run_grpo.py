@@ -173,6 +173,7 @@ def test_run_grpo_dry_run_and_preview_train_nothing(run, run_folders, capsys):
         ({"per_device_train_batch_size": 6}, "6 completions are not a multiple of num_generations: 4"),
         ({"steps_per_generation": 3}, "not a multiple of gradient_accumulation_steps: 2"),
         ({"reward_funcs": None}, "reward_funcs is not set"),
+        ({"top_k": 1}, "all completions of a prompt are equal"),
         ({"sharding": "stage3"}, "stage3 shards the weights"),
         ({"delta": 1.1}, "is below 1 \\+ epsilon_high"),
     ],

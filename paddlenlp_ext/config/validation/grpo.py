@@ -51,6 +51,15 @@ def _sampled_batches_have_full_steps(grpo: GRPOConfig, train: TrainConfig, repor
         )
 
 
+@rules("top_k", "rollouts_path", "do_train")
+def _completions_differ(generation: SamplingConfig, data: PromptDataConfig, train: TrainConfig, report: Report) -> None:
+    if generation.top_k == 1 and train.do_train and data.rollouts_path is None:
+        report.error(
+            "top_k: 1 always takes the most likely token, so that all completions of a prompt are equal; set top_k: 0",
+            "top_k",
+        )
+
+
 @rules("reward_funcs", "rollouts_path", "do_train")
 def _completions_have_rewards(
     rewards: RewardsConfig, data: PromptDataConfig, train: TrainConfig, report: Report
