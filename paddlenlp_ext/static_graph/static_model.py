@@ -19,12 +19,15 @@ from paddlenlp_ext.checkpoint.config_json import read_generation_config
 from paddlenlp_ext.devices import capabilities, device_name, place_program
 from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.models.decoder_config import DecoderConfig
+from paddlenlp_ext.nn.rope import LENGTH_DEPENDENT
 from paddlenlp_ext.nn.rotary_embedding import RotaryEmbeddings
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 from paddlenlp_ext.utils.files import read_json_object
 
 STATIC_GRAPH = "static_graph"
 """Key of config.json that describes the exported program."""
+MOST_POSITIONS = 256
+"""Largest number of new positions of a pass."""
 _STATES = 0
 """Index under which a cache stores the states of all layers."""
 _DESCRIBED = ("cache_dtype", "cache_shapes", "dtype", "quant_type")
@@ -69,6 +72,7 @@ class StaticModel:
         self.config = DecoderConfig.from_dict(source)
         self.generation_config = read_generation_config(folder)
         self._rotary = RotaryEmbeddings(self.config.ropes)
+        self._frequencies_vary = any(rope.rope_type in LENGTH_DEPENDENT for rope in self.config.ropes)
         self.dtype_name: str = description["dtype"]
         self.quant_type: str | None = description["quant_type"]
         self._cache_dtype, self._shapes = description["cache_dtype"], description["cache_shapes"]
@@ -99,6 +103,9 @@ class StaticModel:
     ) -> paddle.Tensor:
         """Return the logits of the last position, [B, 1, V], and update the cache.
 
+        The program runs over `MOST_POSITIONS` positions at a time, because it materializes all scores of a pass.
+        Frequencies of a dynamic RoPE depend on the longest row, so the program then runs over all positions at once.
+
         Args:
             input_ids: token ids, [B, S].
             position_ids: positions, [B, S], used only to check the rotary frequencies; the program counts the tokens
@@ -110,6 +117,15 @@ class StaticModel:
         assert isinstance(cache, KVCache), "an exported model requires a KVCache, without continuous batching"
         if position_ids is not None:
             cache.note_frequency_sets(self._rotary.frequency_sets(position_ids))
+        size = length if self._frequencies_vary else MOST_POSITIONS
+        for start in range(0, length, size):
+            part = input_ids[:, start : start + size].contiguous()  # the predictor ignores strides
+            logits_BV = self._run(part, cache)
+        return logits_BV.clone().unsqueeze(1)  # cloned, because the predictor reuses the memory of the logits
+
+    def _run(self, input_ids_BS: paddle.Tensor, cache: KVCache) -> paddle.Tensor:
+        """Run the program, and return the logits of the last position, [B, V]."""
+        batch, length = input_ids_BS.shape
         cached = cache.tensors or [
             paddle.zeros([batch, heads, 0, size], self._cache_dtype) for heads, size in self._shapes
         ]
@@ -117,12 +133,12 @@ class StaticModel:
         mask_BC = paddle.to_tensor(_mask(cache, num_slots, length))
         cache.begin_pass(length)
         states = cache.state(_STATES, self._states) if self._states else ()
-        outputs = self._predictor.run([input_ids, mask_BC, *cached, *states])
+        outputs = self._predictor.run([input_ids_BS, mask_BC, *cached, *states])
         # On some devices, the predictor returns its outputs on the CPU, but the cache is on the device.
         device = paddle.get_device()
         logits_BV, *new = (each if device_name(each.place) == device else each.to(device) for each in outputs)
         self._store(cache, new)
-        return logits_BV.clone().unsqueeze(1)  # cloned, because the predictor reuses the memory of the logits
+        return logits_BV
 
     def _store(self, cache: KVCache, new: Sequence[paddle.Tensor]) -> None:
         """Store the new keys, values and states that the program has returned."""

@@ -13,9 +13,11 @@ import pytest
 from paddlenlp_ext.checkpoint.config_json import write_model_config
 from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.generation.padded_kv_cache import KVCache
+from paddlenlp_ext.generation.prefill_and_decode import prefill
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantize_linears
+from paddlenlp_ext.static_graph import static_model
 from paddlenlp_ext.static_graph.export import compare, describe_program
 from paddlenlp_ext.static_graph.static_model import StaticModel
 from paddlenlp_ext.static_graph.trace import save_program
@@ -95,8 +97,21 @@ def test_program_in_several_passes_computes_the_logits_of_the_rows_alone(family:
             np.testing.assert_allclose(found[row], expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("family", ["mistral_window", "granite_4_mamba2"])
+def test_static_model_with_a_long_prompt_runs_the_program_over_parts_of_it(family, tmp_path, monkeypatch) -> None:
+    model, prompts = tiny_model(family), random_prompts([30, 17, 1])
+    static, lengths = exported(model, tmp_path), []
+    monkeypatch.setattr(static_model, "MOST_POSITIONS", 8)
+    run = static._run
+    monkeypatch.setattr(static, "_run", lambda ids, cache: (lengths.append(ids.shape[1]), run(ids, cache))[1])
+    found, expected = (prefill(each, prompts)[1].numpy() for each in (static, model))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    assert lengths == [8, 8, 8, 6]
+
+
 @pytest.mark.parametrize("rope", LENGTH_DEPENDENT)
-def test_static_model_beyond_the_trained_length_generates_the_models_tokens(rope: str, tmp_path: Path) -> None:
+def test_static_model_beyond_the_trained_length_generates_the_models_tokens(rope, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(static_model, "MOST_POSITIONS", 8)
     model = AutoModelForCausalLM.from_config({**SIZES, **LENGTH_DEPENDENT[rope]})
     prompts = random_prompts([20, 17, 9, 5])  # the first batch begins beyond it, the second reaches it in a step
     options: dict[str, Any] = {"max_new_tokens": 12, "batch_size": 2}
