@@ -16,6 +16,8 @@ WORKER = Path(__file__).with_name("shipped_worker.py")
 CONFIGS = LLM / "config"
 NAMES = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.json"))
 PARTS = 8
+TOLERANCE, TOLERANCE_OF_LORA_GA = 1e-5, 1e-3
+"""Of the largest value. LoRA-GA starts from singular vectors of small singular values, which rounding errors rotate."""
 SOME = ("llama/qlora", "qwen/pissa", "lfm2_moe/lora", "nemotron_h/sft", "smollm2/dpo_lora", "llama/reward", "qwen/gptq")
 
 
@@ -35,8 +37,9 @@ def assert_as_on_the_cpu(plugin: Path, folder: Path, names: list[str]) -> None:
         assert (expected["place"], found["place"]) == ("cpu", "stub:1"), name
         assert found["tokens"] == expected["tokens"], name
         assert found.get("resumed") == found.get("losses"), name
+        tolerance = TOLERANCE_OF_LORA_GA if "lora_ga" in name else TOLERANCE
         for key in {"losses", "logits"} & expected.keys():
-            bound = 1e-5 * max(1.0, float(np.abs(expected[key]).max()))
+            bound = tolerance * max(1.0, float(np.abs(expected[key]).max()))
             np.testing.assert_allclose(found[key], expected[key], rtol=0, atol=bound, err_msg=f"{name}: {key}")
 
 
