@@ -118,9 +118,9 @@ class StaticModel:
         if position_ids is not None:
             cache.note_frequency_sets(self._rotary.frequency_sets(position_ids))
         size = length if self._frequencies_vary else MOST_POSITIONS
-        for start in range(0, length, size):
-            part = input_ids[:, start : start + size].contiguous()  # the predictor ignores strides
-            logits_BV = self._run(part, cache)
+        # contiguous, because the predictor ignores strides
+        parts = [input_ids[:, start : start + size].contiguous() for start in range(0, length, size)]
+        *_, logits_BV = (self._run(part, cache) for part in parts)
         return logits_BV.clone().unsqueeze(1)  # cloned, because the predictor reuses the memory of the logits
 
     def _run(self, input_ids_BS: paddle.Tensor, cache: KVCache) -> paddle.Tensor:
