@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import paddle
@@ -11,7 +12,9 @@ from paddlenlp_ext.data.rows.source_row import SourceRow
 from paddlenlp_ext.inference.arguments import ModelArguments
 from paddlenlp_ext.inference.choose_chat_template import choose_template
 from paddlenlp_ext.inference.load_model import find_model_and_adapter, load_tokenizer
-from paddlenlp_ext.inference.load_reward_model import load_reward_model
+from paddlenlp_ext.inference.load_reward_model import check_score_head, load_reward_model
+from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.rewards.registry import text_of
 from paddlenlp_ext.trainer.score_answers import score_rows
 from paddlenlp_ext.utils.json_reader import Location
@@ -23,6 +26,8 @@ _MAX_LENGTH = 4096
 class ModelReward:
     """Reward function that a reward model computes; an empty completion has no reward.
 
+    The weights are loaded by the first call, because programs create the function early to check its keys.
+
     Args:
         folder: folder of a reward model or of its adapter.
 
@@ -31,10 +36,17 @@ class ModelReward:
     """
 
     def __init__(self, folder: str) -> None:
-        arguments = ModelArguments(model_name_or_path=folder, device=paddle.get_device())
-        base, adapter = find_model_and_adapter(arguments)
-        self._template = choose_template(arguments, [adapter, base], load_tokenizer(base, adapter))
-        self._model = load_reward_model(arguments, base, adapter)
+        arguments = ModelArguments(model_name_or_path=folder)
+        self._base, self._adapter = find_model_and_adapter(arguments)
+        check_score_head(self._base, self._adapter, ModelSource.resolve(self._base).config)
+        tokenizer = load_tokenizer(self._base, self._adapter)
+        self._template = choose_template(arguments, [self._adapter, self._base], tokenizer)
+        self._folder = folder
+
+    @cached_property
+    def _model(self) -> TrainableModel:
+        arguments = ModelArguments(model_name_or_path=self._folder, device=paddle.get_device())
+        return load_reward_model(arguments, self._base, self._adapter)
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float | None]:
         """Return the reward of each completion."""

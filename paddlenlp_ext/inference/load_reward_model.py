@@ -20,9 +20,18 @@ def load_reward_model(arguments: LoadArguments, base: str, adapter: str | None) 
     """
 
     def check(config: Mapping[str, Any]) -> None:
-        if adapter is None and not is_classifier(config):
-            raise ValueError(
-                f"{base} is a language model, without a score head; pass a model or an adapter that pnx reward trained"
-            )
+        check_score_head(base, adapter, config)
 
     return load_unmerged(arguments, base, adapter, check, AutoModelForSequenceClassification)
+
+
+def check_score_head(base: str, adapter: str | None, config: Mapping[str, Any]) -> None:
+    """Check that a model without an adapter has a score head; an adapter brings its own.
+
+    Raises:
+        ValueError: the model is a language model.
+    """
+    if adapter is None and not is_classifier(config):
+        raise ValueError(
+            f"{base} is a language model, without a score head; pass a model or an adapter that pnx reward trained"
+        )

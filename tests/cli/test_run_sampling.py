@@ -84,30 +84,29 @@ def test_run_sampling_is_repeatable_with_its_seed(run, run_folders):
 
 
 def test_run_sampling_interrupted_continues_without_sampling_finished_prompts(run, run_folders, monkeypatch):
-    """A part has 2 prompts; the second run cuts a line as a kill does, and samples the last part only."""
+    """A part has 2 prompts. A kill cuts the last line of a part; the next part is the rest of this part."""
     options = {"output_format": "rollouts", "data_file": _without_blue(run_folders)}
     run("whole", "mean_id,fail", **options)
-    real, sampled, killed_at = module.sample_completions, [], {4}
+    real, parts, killed_at = module.sample_completions, [], {4}
 
     def counted(model, prompts, *args, **options):
-        numbers = {number for number, _ in prompts}
-        if numbers & killed_at:
+        numbers = [number for number, _ in prompts]
+        if killed_at.intersection(numbers):
             raise KeyboardInterrupt
-        sampled.extend(sorted(numbers))
+        parts.append(numbers)
         return real(model, prompts, *args, **options)
 
     monkeypatch.setattr(module, "sample_completions", counted)
     with pytest.raises(KeyboardInterrupt):
         run("out", "mean_id,fail", **options)
     draft = run_folders / ".out.incomplete"
-    assert sampled == [0, 1, 2, 3] and not (run_folders / "out").exists()
-    with draft.open("a") as lines:
-        lines.write('{"prompt_ids": [1')
+    assert parts == [[0, 1], [2, 3]] and not (run_folders / "out").exists()
+    draft.write_bytes(draft.read_bytes()[:-9])
     with pytest.raises(ValueError, match=r"interrupted run with other inputs \(seed\); repeat"):
         run("out", "mean_id,fail", seed=1, **options)
     killed_at.clear()
     run("out", "mean_id,fail", **options)
-    assert sampled == [0, 1, 2, 3, 4]
+    assert parts[2:] == [[3], [4]]
     assert (run_folders / "out").read_bytes() == (run_folders / "whole").read_bytes() and not draft.exists()
 
 

@@ -41,6 +41,7 @@ def test_final_answer_returns_the_content_of_the_last_mark(text: str, answer: st
         (r"\boxed{\{2, 1.0\}}", "{1,2}"),
         ("<answer>{1,000, 20}</answer>", [20, 1000]),
         ("<answer>{100,200}</answer>", [100, 200]),
+        ("<answer>{1,000, 2,3}</answer>", [1000, 2, 3]),
         ("<answer>{b; a; a}</answer>", ["A", "B"]),
         ("<answer>  New\n York. </answer>", "new york"),
         ("Paris", "paris"),
@@ -63,7 +64,7 @@ def test_is_correct_ignores_the_formatting_of_an_answer(text: str, expected: Any
         ("the answer is Paris", "Paris"),
         (r"\boxed{1/0}", 1),
         ("", 1),
-        ("9" * 2000, 9),
+        ("9" * 5000, 9),
     ],
 )
 def test_is_correct_of_another_answer_is_false(text: str, expected: Any) -> None:
