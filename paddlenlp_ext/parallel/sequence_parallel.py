@@ -90,15 +90,24 @@ def apply_sequence_parallel(model: CausalLM, sequence: SequenceShards) -> None:
         set_placement(parameter, needs_tp_reduce=True)
 
 
-def _local_part(full: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
-    """Return the slice of this rank, zero-padded to the common length."""
+def _padded(full: paddle.Tensor, axis: ProcessAxis) -> tuple[paddle.Tensor, int]:
+    """Return `full` with zeros appended, so that all ranks have slices of one length, and this length."""
     batch, length, width = full.shape
     size = -(-length // axis.size)
-    part = full[:, axis.index * size : (axis.index + 1) * size]
-    missing = size - part.shape[1]
+    missing = size * axis.size - length
     if missing:
-        part = paddle.concat([part, paddle.zeros([batch, missing, width], full.dtype)], axis=1)
-    return part.contiguous()
+        full = paddle.concat([full, paddle.zeros([batch, missing, width], full.dtype)], axis=1)
+    return full, size
+
+
+def _local_part(full: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
+    """Return the slice of this rank, zero-padded to the common length.
+
+    Zeros are appended before slicing, because Paddle leaves an empty slice on the CPU, and so a concatenation that
+    begins with one.
+    """
+    full, size = _padded(full, axis)
+    return full[:, axis.index * size : (axis.index + 1) * size].contiguous()
 
 
 def _all_gather(part: paddle.Tensor, length: int, axis: ProcessAxis) -> paddle.Tensor:
@@ -110,11 +119,8 @@ def _all_gather(part: paddle.Tensor, length: int, axis: ProcessAxis) -> paddle.T
 
 def _reduce_scatter(terms: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
     """Sum `terms` over the ranks and return the slice of this rank, zero-padded to the common length."""
-    batch, length, width = terms.shape
-    size = -(-length // axis.size)
-    missing = size * axis.size - length
-    if missing:
-        terms = paddle.concat([terms, paddle.zeros([batch, missing, width], terms.dtype)], axis=1)
+    terms, size = _padded(terms, axis)
+    batch, _, width = terms.shape
     by_rank = terms.reshape([batch, axis.size, size, width]).transpose([1, 0, 2, 3]).flatten(0, 1).contiguous()
     part = paddle.empty([batch, size, width], terms.dtype)
     dist.reduce_scatter(part, cast("Any", by_rank), group=axis.group)  # Paddle's annotation allows only a list

@@ -27,6 +27,16 @@ LORA = ("lora", {"rank": 4, "dropout": 0.3})
 PREFERENCES = {"learning_rate": 3e-4, "max_length": 48}
 DPO, KTO = {**PREFERENCES, "loss_type": "sigmoid"}, {**PREFERENCES, "loss_type": "kto"}
 
+ANSWERS = {
+    "eval_with_do_generation": True,
+    "save_generation_output": True,
+    "max_new_tokens": 6,
+    "top_k": 8,
+    "top_p": 0.9,
+    "max_steps": 2,
+    "learning_rate": 3e-2,
+}
+
 
 def sharded(stage: int) -> dict[str, object]:
     """Return keys of a ZeRO stage over two processes."""
@@ -44,6 +54,7 @@ LONG = {
         Case("sft-experts-sequence", SEQUENCE, EXPERTS),
         Case("adalora-tensor", TENSOR, {}, "adalora", {"tinit": 2, "tfinal": 4}),
         Case("lora-virtual-stages", {**STAGES, "virtual_pp_degree": 2}, DEEP, *LORA),
+        Case("lora-refined-stages", {**STAGES, "recompute": True, "refined_recompute": "mlp_row_ln:1"}, DEEP, *LORA),
         Case("dpo-tensor", {**DPO, **TENSOR}),
         Case("kto-lora-stages", {**KTO, **STAGES}, {}, *LORA),
         Case("nf4-lora-tensor", {**TENSOR, **NF4}, WIDE, *LORA),
@@ -135,3 +146,14 @@ def test_doctor_trains_in_every_layout_as_on_the_cpu(stub_folder):
     done = run_with_stub(stub_folder, *words)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert re.search(r"\| layouts \| stub float32 \| (\d+) of \1 \|", done.stdout)
+
+
+@pytest.mark.layouts
+def test_generated_answers_equal_the_answers_of_one_process_on_the_cpu(stub_folder, tmp_path):
+    cases = [Case("sequence", {**ANSWERS, **SEQUENCE}), Case("stages", {**ANSWERS, **STAGES}, DEEP, *LORA)]
+    launch(2, [on_stub(case) for case in cases], tmp_path, 600, variables_of(stub_folder))
+    for case in cases:
+        single = case.on_one_process()
+        run_case(single, tmp_path)
+        answers, expected = (tmp_path / name / "generated_output.json" for name in (case.name, single.name))
+        assert answers.read_text() == expected.read_text(), case.name
