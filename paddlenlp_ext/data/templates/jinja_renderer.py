@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -188,8 +187,3 @@ class Renderer:
             raise InvalidRowError(REFUSED, problem, message.path)
         opening, closing = THINK_TAGS
         return {"content": f"{opening}\n{message.reasoning}\n{closing}\n\n{message.content}"}
-
-
-def key_of(kwargs: Mapping[str, Any]) -> str:
-    """Return a string that identifies the names and values of template variables, as a cache key."""
-    return json.dumps(dict(kwargs), sort_keys=True, default=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from paddlenlp_ext.data.templates.jinja_answer_spans import Renderings, unfold
 from paddlenlp_ext.data.templates.jinja_budget import limited
 from paddlenlp_ext.data.templates.jinja_omissions import check_all_written
 from paddlenlp_ext.data.templates.jinja_probe import Probe, probe_template
-from paddlenlp_ext.data.templates.jinja_renderer import Renderer, key_of
+from paddlenlp_ext.data.templates.jinja_renderer import Renderer
 from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
 from paddlenlp_ext.data.templates.text_encoder import TextEncoder, special_token_pattern, stop_token_ids
 
@@ -32,9 +33,9 @@ class JinjaTemplate(ChatTemplate):
     def __init__(self, text: str, tokenizer: Any, options: TemplateOptions | None = None) -> None:
         self.text = text
         self.encoder = TextEncoder(tokenizer)
+        self.special = special_token_pattern(tokenizer)
         self.options = options or TemplateOptions()
         self.renderer = Renderer(text, tokenizer)
-        self.special = special_token_pattern(tokenizer)
         self._probes: dict[str, Probe] = {}
         try:
             self.renderer.check_kwargs(self.options.kwargs)
@@ -90,7 +91,7 @@ class JinjaTemplate(ChatTemplate):
         Raises:
             ValueError: see `probe_template`.
         """
-        key = key_of(kwargs)
+        key = json.dumps(dict(kwargs), sort_keys=True, default=str)
         if key not in self._probes:
             if len(self._probes) >= _MAX_PROBES:
                 self._probes.clear()
