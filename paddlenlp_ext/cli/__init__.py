@@ -15,6 +15,8 @@ _SCRIPTS = {name: f"predict/{name}.py" for name in _PREDICT} | {
     **dict.fromkeys(("eval_rows", "run_folder"), "predict/predictor.py"),
     "export_model_arguments": "predict/export_model.py",
     **dict.fromkeys(("predict", "predict_arguments", "predict_file", "predict_resume"), "predict/predictor.py"),
+    "progress": "predict/predictor.py",
+    **dict.fromkeys(("sampled_rows", "sampling_arguments"), "run_sampling.py"),
 }
 """Module of this package -> script that runs it, if the script is not llm/<module>.py."""
 
