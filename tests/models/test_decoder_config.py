@@ -65,6 +65,13 @@ def test_unsupported_families_are_not_supported():
         ({"model_type": "falcon_h1", "mamba_d_ssm": 30, "mamba_n_heads": 4}, "must have mamba_d_ssm = 30 channels"),
         ({"model_type": "falcon_h1", "ssm_multipliers": [1.0] * 4}, "ssm_multipliers .* must have 5 numbers, got 4"),
         ({"model_type": "falcon_h1", "projectors_bias": True}, "projectors_bias True in config.json is not supported"),
+        (
+            {"model_type": "kimi_linear", "linear_attn_config": {"full_attn_layers": "4"}},
+            "full_attn_layers .* must be a list of layer numbers from 1 to 2, got '4'",
+        ),
+        ({"model_type": "kimi_linear", "linear_attn_config": {"full_attn_layers": [2, "x"]}}, r"got \[2, 'x'\]"),
+        ({"model_type": "kimi_linear", "linear_attn_config": {"full_attn_layers": [99]}}, r"from 1 to 2, got \[99\]"),
+        ({"model_type": "kimi_linear", "linear_attn_config": {"full_attn_layers": [0]}}, r"from 1 to 2, got \[0\]"),
         ({"model_type": "nemotron_h", "mlp_bias": True}, "mlp_bias True in config.json is not supported"),
         ({"model_type": "nemotron_h", "mlp_hidden_act": "xielu"}, "mlp_hidden_act 'xielu' in config.json is not supp"),
         (

@@ -64,20 +64,31 @@ def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace the keys of the published models with the common keys.
 
     Raises:
-        ValueError: see `complete_latent`.
+        ValueError: `full_attn_layers` is not a list of layer numbers; see also `complete_latent`.
     """
     completed, linear = dict(config), config.get("linear_attn_config") or {}
     completed.setdefault("n_routed_experts", config.get("num_local_experts"))
     for key, published in _NAMES.items():
         completed[key] = config[published] if published in config else completed.get(key)
-    full, layers = linear.get("full_attn_layers"), range(config["num_hidden_layers"])
     if not config.get("layer_types"):
-        is_full = [bool(layer) and layer % 4 == 0 if full is None else layer + 1 in full for layer in layers]
-        completed["layer_types"] = [_FULL if each else _KDA for each in is_full]
+        full = _full_layers(linear.get("full_attn_layers"), config["num_hidden_layers"])
+        completed["layer_types"] = [_FULL if layer in full else _KDA for layer in range(config["num_hidden_layers"])]
     names = {"linear_head_dim": "head_dim", "linear_num_heads": "num_heads"}
     names["linear_conv_kernel_dim"] = "short_conv_kernel_size"
     completed |= {key: linear[name] for key, name in names.items() if name in linear}
     return complete_latent({key: value for key, value in completed.items() if value is not None})
+
+
+def _full_layers(numbers: Any, count: int) -> list[int]:
+    """Return the indices of the layers with latent attention, given their numbers from 1; None: every fourth index."""
+    if numbers is None:
+        return list(range(4, count, 4))
+    if not isinstance(numbers, list) or not all(type(number) is int and 1 <= number <= count for number in numbers):
+        raise ValueError(
+            "full_attn_layers of linear_attn_config in config.json must be a list of layer numbers from 1 to "
+            f"{count}, got {numbers!r}"
+        )
+    return [number - 1 for number in numbers]
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
