@@ -101,15 +101,20 @@ def data_order_settings(config: RunConfig, rows: TrainingRows, num_ranks: int = 
         **({"use_pose_convert": True} if config.data.use_pose_convert else {}),
         **({"dev_ratio": config.data.dev_ratio} if config.data.dev_ratio else {}),
         **({"share_prefix": True} if config.data.share_prefix else {}),
-        **_policy_settings(config),
+        **_policy_settings(config, num_ranks),
     }
 
 
-def _policy_settings(config: RunConfig) -> dict[str, Any]:
-    if config.grpo is None:
+def _policy_settings(config: RunConfig, num_ranks: int) -> dict[str, Any]:
+    options = config.grpo
+    if options is None:
         return {}
-    names = ("num_generations", "num_iterations", "steps_per_generation")
-    return {name: getattr(config.grpo, name) for name in names}
+    steps_per_generation = options.steps_per_generation or config.train.gradient_accumulation_steps
+    return {
+        "num_generations": options.num_generations,
+        "num_iterations": options.num_iterations,
+        "steps_per_generation times data ranks": steps_per_generation * num_ranks,
+    }
 
 
 def check_same_data_order(saved: dict[str, Any], current: dict[str, Any]) -> None:

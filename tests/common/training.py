@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS, RunConfig
+from paddlenlp_ext.config.run_config import GRPO_SECTIONS, PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS, RunConfig
 from paddlenlp_ext.data.find_prefixes import find_prefixes
 from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
@@ -157,7 +157,7 @@ def make_model(lora: bool = False, *, seed: int = 1, **lora_fields: Any) -> Any:
 def make_config(output_dir: Path, **keys: Any) -> RunConfig:
     """Build a RunConfig from flat keys and small defaults; `loss_type` selects a preference run.
 
-    `center_rewards_coefficient` selects the run of a reward model.
+    `center_rewards_coefficient` selects the run of a reward model, and `num_generations` a run of GRPO.
     """
     defaults = {
         "output_dir": str(output_dir),
@@ -172,6 +172,7 @@ def make_config(output_dir: Path, **keys: Any) -> RunConfig:
     }
     classes = PREFERENCE_SECTIONS if "loss_type" in keys else SECTIONS
     classes = REWARD_SECTIONS if "center_rewards_coefficient" in keys else classes
+    classes = GRPO_SECTIONS if "num_generations" in keys else classes
     sections: dict[str, dict[str, Any]] = {name: {} for name in classes}
     for key, value in {**defaults, **keys}.items():
         owners = [name for name, cls in classes.items() if key in {f.name for f in dataclasses.fields(cls)}]

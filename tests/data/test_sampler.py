@@ -90,3 +90,15 @@ def test_check_same_data_order_changed_order_names_the_keys():
     for before, now, message in ((saved, held_out, "None, now 0.1"), (held_out, saved, "0.1, now None")):
         with pytest.raises(ValueError, match=f"dev_ratio was {message}"):
             check_same_data_order(before, now)
+
+
+def test_check_same_data_order_compares_the_prompts_that_all_ranks_sample_together():
+    def settings(num_ranks, accumulated, sampled):
+        config = make_config("out", num_generations=4, per_device_train_batch_size=4, steps_per_generation=sampled,
+                             gradient_accumulation_steps=accumulated)  # fmt: skip
+        return data_order_settings(config, Rows(8), num_ranks)
+
+    check_same_data_order(settings(1, 2, 4), settings(2, 1, 2))
+    check_same_data_order(settings(1, 2, None), settings(2, 1, 1))
+    with pytest.raises(ValueError, match="steps_per_generation times data ranks was 4, now 8"):
+        check_same_data_order(settings(1, 2, 4), settings(2, 1, 4))
