@@ -80,3 +80,11 @@ def test_resume_with_other_rewards_is_an_error(run):  # noqa: F811
     run(**{**KEYS, "max_steps": 1})
     with pytest.raises(ValueError, match=r"a different objective: reward_weights was .*1,0.5"):
         run(**KEYS, resume_from_checkpoint="true", reward_weights="1,2")
+
+
+def test_resume_with_other_limits_of_sampling_and_rewards_continues(run):  # noqa: F811
+    keys = {**KEYS, "num_iterations": 2}
+    run(**{**keys, "max_steps": 1})
+    limits = {"reward_time_limit": 600, "sampling_batch_size": 8, "num_generations_eval": 2, "steps_per_generation": 2}
+    resumed = run(**{**keys, "max_steps": 2}, **limits, resume_from_checkpoint="true")
+    assert len(metrics(resumed)) == 2

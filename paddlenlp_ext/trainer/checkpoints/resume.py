@@ -22,6 +22,8 @@ from paddlenlp_ext.utils.logging import get_logger
 logger = get_logger(__name__)
 
 _OBJECTIVE_SECTIONS = ("preference", "reward", "grpo", "rewards")
+_NOT_OBJECTIVE = ("steps_per_generation", "num_generations_eval", "sampling_batch_size", "reward_time_limit")
+"""Keys of these sections that do not affect the loss; `steps_per_generation` is compared in the data order."""
 _REPORTED_SECTIONS = ("optim", "precision")
 _WITHOUT_EFFECT = ("device", "scale_loss")  # a run may resume on another device, and restores the loss scale
 _MAX_PROBLEMS = 5
@@ -143,6 +145,7 @@ def _check_same_objective(checkpoint: Path, config: RunConfig) -> None:
         for name in _OBJECTIVE_SECTIONS
         if name in config.sections
         for option in options_of(type(config.sections[name]), name)
+        if option.key not in _NOT_OBJECTIVE
     ]
     if changes := _changes(checkpoint, config, options):
         raise ValueError(
