@@ -1,7 +1,8 @@
 """Run Python code in a process with limits on time, memory, files and further processes, on Linux.
 
 The limits protect against code that hangs, grows or leaves processes behind. They are not a security boundary: the code
-can read the files of the user and use the network.
+can read the files of the user and use the network. Code that searches its process for the mark of success can report
+success without reaching its last line.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 _MAX_FILE_BYTES = 1 << 20
 _PROGRAM = """
-import resource, sys
+import os, resource, sys, types
 seconds, memory, file_size = map(int, sys.argv[1:4])
 limits = {"CPU": seconds, "AS": memory, "FSIZE": file_size, "CORE": 0, "NPROC": 0, "NOFILE": 64}
 for name, value in limits.items():
@@ -25,10 +26,13 @@ for name, value in limits.items():
     hard = resource.getrlimit(number)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(number, (value, value))
+mark = sys.argv[4]
 del sys.argv[1:]
-exec(compile(sys.stdin.read(), "completion.py", "exec"), {"__name__": "completion"})
+module = sys.modules["completion"] = types.ModuleType("completion")
+exec(compile(sys.stdin.read(), "completion.py", "exec"), module.__dict__)
+os.write(1, mark.encode())
 """
-"""Program of the process: limits itself, then runs the code that it reads from standard input."""
+"""Program of the process: limits itself, runs the code that it reads from standard input, and writes a mark."""
 
 
 def runs_to_end(code: str, *, seconds: int, memory: int) -> bool:
@@ -41,11 +45,13 @@ def runs_to_end(code: str, *, seconds: int, memory: int) -> bool:
         code: the code.
         seconds: maximum CPU time; the maximum wall time is twice as long.
         memory: maximum memory in bytes.
+
+    Raises:
+        TimeoutError: the code exceeded its time.
     """
     mark = secrets.token_hex(16)  # code that exits early, even with code 0, does not write the mark
-    code = f"{code}\n\n__import__('os').write(1, b'{mark}')\n"
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
-        command = [sys.executable, "-s", "-c", _PROGRAM, *map(str, (seconds, memory, _MAX_FILE_BYTES))]
+        command = [sys.executable, "-s", "-c", _PROGRAM, *map(str, (seconds, memory, _MAX_FILE_BYTES, mark))]
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -56,12 +62,15 @@ def runs_to_end(code: str, *, seconds: int, memory: int) -> bool:
             start_new_session=True,
         )
         try:
-            with suppress(subprocess.TimeoutExpired):
-                process.communicate(code.encode("utf-8", "replace"), timeout=2.0 * seconds)
+            process.communicate(code.encode("utf-8", "replace"), timeout=2.0 * seconds)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # the process, or processes that it started
             process.wait()
+        if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):  # the system ends a process without CPU time left
+            raise TimeoutError
         output.seek(0)
         return process.returncode == 0 and mark.encode() in output.read(_MAX_FILE_BYTES)
 

@@ -31,13 +31,13 @@ class Reward:
         name: name in logs.
         weight: weight in the total reward.
         function: the function.
-        time_limit: maximum time of a call in seconds.
+        time_limit: maximum time of a call in seconds; None: the function limits its time itself.
     """
 
     name: str
     weight: float
     function: RewardFunction
-    time_limit: float
+    time_limit: float | None
 
 
 def load_rewards(config: RewardsConfig) -> list[Reward]:
@@ -50,7 +50,8 @@ def load_rewards(config: RewardsConfig) -> list[Reward]:
     paths = config.reward_funcs
     names, weights = _names(paths), _weights(config.reward_weights, len(paths))
     functions = [_load(path, config) for path in paths]
-    return [Reward(*each, config.reward_time_limit) for each in zip(names, weights, functions, strict=True)]
+    limits = [None if getattr(each, "limits_time", False) else config.reward_time_limit for each in functions]
+    return [Reward(*each) for each in zip(names, weights, functions, limits, strict=True)]
 
 
 def _weights(written: object, count: int) -> list[float]:

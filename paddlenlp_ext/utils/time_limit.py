@@ -17,13 +17,13 @@ class TimeLimitError(BaseException):
 
 
 @contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt the block after a wall time by a signal; outside the main thread and on Windows, there is no limit.
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Interrupt the block after a wall time by a signal; None, outside the main thread and on Windows: no limit.
 
     Raises:
         TimeLimitError: the block ran longer than `seconds`.
     """
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+    if seconds is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
+from paddlenlp_ext._runtime import threads_per_process
 from paddlenlp_ext.config.sections.rewards import RewardsConfig
 from paddlenlp_ext.rewards.limited_process import runs_to_end
 from paddlenlp_ext.rewards.registry import REWARD_FUNCTIONS, RewardFunction, column_of, text_of
@@ -30,20 +31,38 @@ def run_code(config: RewardsConfig) -> RewardFunction:
         )
     if sys.platform != "linux":
         raise ValueError("reward_funcs: run_code limits processes on Linux only; run it on Linux or in WSL 2")
-    limits = {"seconds": config.reward_code_seconds, "memory": config.reward_code_memory << 20}
+    return _TestedCode(config)
 
-    def share(text: str, tests: str | Sequence[str]) -> float:
-        code, listed = code_of(text), [tests] if isinstance(tests, str) else list(tests)
-        return sum(runs_to_end(f"{code}\n\n{test}", **limits) for test in listed) / len(listed)
 
-    def reward(completions: Sequence[Any], **columns: Sequence[Any]) -> list[float | None]:
-        tests = column_of(columns, config.reward_code_column, "reward_code_column")
-        with ThreadPoolExecutor(os.cpu_count() or 1) as executor:
+class _TestedCode:
+    """Reward function that runs code with tests.
+
+    Args:
+        config: keys of rewards.
+    """
+
+    limits_time = True
+    """A call has no time limit, because each process has one: the model may write endless loops."""
+
+    def __init__(self, config: RewardsConfig) -> None:
+        self._column = config.reward_code_column
+        self._limits = {"seconds": config.reward_code_seconds, "memory": config.reward_code_memory << 20}
+
+    def __call__(self, completions: Sequence[Any], **columns: Sequence[Any]) -> list[float | None]:
+        """Return the share of passed tests of each completion; None: its row has no tests."""
+        tests = column_of(columns, self._column, "reward_code_column")
+        with ThreadPoolExecutor(threads_per_process()) as executor:
             pairs = zip(completions, tests, strict=True)
-            pending = [executor.submit(share, text_of(each), own) if own else None for each, own in pairs]
+            pending = [executor.submit(self._share, text_of(each), own) if own else None for each, own in pairs]
             return [None if each is None else each.result() for each in pending]
 
-    return reward
+    def _share(self, text: str, tests: str | Sequence[str]) -> float:
+        code, listed = code_of(text), [tests] if isinstance(tests, str) else list(tests)
+        num_passed = 0
+        with suppress(TimeoutError):  # after a test that hangs, the others are likely to hang too, and count as failed
+            for test in listed:
+                num_passed += runs_to_end(f"{code}\n\n{test}", **self._limits)
+        return num_passed / len(listed)
 
 
 def code_of(text: str) -> str:

@@ -11,6 +11,8 @@ import pytest
 from paddlenlp_ext.config.sections.rewards import RewardsConfig
 from paddlenlp_ext.rewards.functions.run_code import code_of, run_code
 from paddlenlp_ext.rewards.limited_process import runs_to_end
+from paddlenlp_ext.rewards.load_rewards import load_rewards
+from paddlenlp_ext.rewards.score import score
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of processes need Linux")
 MEMORY = 512 << 20
@@ -49,7 +51,24 @@ def test_runs_to_end_of_failing_code_is_false(code: str) -> None:
 @pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(100)"])
 def test_runs_to_end_of_hanging_code_ends_in_time(code: str) -> None:
     started = time.perf_counter()
-    assert not runs_to_end(code, seconds=1, memory=MEMORY)
+    with pytest.raises(TimeoutError):
+        runs_to_end(code, seconds=1, memory=MEMORY)
+    assert time.perf_counter() - started < 20
+
+
+def test_runs_to_end_of_a_dataclass_with_string_annotations_is_true() -> None:
+    code = "from __future__ import annotations\nfrom dataclasses import dataclass\n\n@dataclass\nclass A:\n    x: int"
+    assert runs_to_end(f"{code}\n\nassert A(1).x == 1", seconds=5, memory=MEMORY)
+
+
+def test_run_code_of_a_loop_runs_no_further_test_and_ends_without_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paddlenlp_ext.rewards.functions.run_code.threads_per_process", lambda: 1)
+    keys = {"reward_run_code": True, "reward_code_seconds": 1, "reward_time_limit": 0.5, "reward_funcs": ["run_code"]}
+    rewards = load_rewards(RewardsConfig(**keys))
+    started = time.perf_counter()
+    tests = [["assert True", "while True: pass", *["while True: pass"] * 20]]
+    scores = score(rewards, [""], ["pass"], [[1]], {"tests": tests})
+    assert scores.tolist() == [[1 / 22]]
     assert time.perf_counter() - started < 20
 
 
