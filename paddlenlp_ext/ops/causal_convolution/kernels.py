@@ -21,21 +21,15 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
-
-
-def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether a program with these tile sizes has 8 to 32 elements per thread."""
-    return 8 <= entry["ROWS"] * entry["COLUMNS"] // (32 * entry["num_warps"]) <= 32
-
+from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes, fills_threads
 
 _CHOICES = {"ROWS": (8, 16, 32, 64), "COLUMNS": (64, 128, 256), "num_warps": (4, 8)}
-FORWARD_SIZES = TileSizes("causal_convolution_forward", (), _is_full, **_CHOICES)
-INPUT_GRADIENT_SIZES = TileSizes("causal_convolution_input_gradient", (), _is_full, **_CHOICES)
+FORWARD_SIZES = TileSizes("causal_convolution_forward", (), fills_threads("ROWS", "COLUMNS"), **_CHOICES)
+INPUT_GRADIENT_SIZES = TileSizes("causal_convolution_input_gradient", (), fills_threads("ROWS", "COLUMNS"), **_CHOICES)
 WEIGHT_GRADIENT_SIZES = TileSizes(
     "causal_convolution_weight_gradient",
     (),
-    _is_full,
+    fills_threads("ROWS", "COLUMNS"),
     PROGRAMS=(32, 64, 128),  # largest number of partial sums
     **_CHOICES,
 )

@@ -26,17 +26,11 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes, shrunk
-
-
-def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether a program with these tile sizes has 8 to 32 elements per thread."""
-    return 8 <= entry["COLUMNS"] // (32 * entry["num_warps"]) <= 32
-
+from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes, fills_threads, shrunk
 
 # Tile sizes for long rows. For shorter rows, `shrunk` reduces COLUMNS and the number of warps.
 FORWARD_SIZES, BACKWARD_SIZES = (
-    TileSizes(name, (), _is_full, COLUMNS=(1024, 2048, 4096, 8192), num_warps=(4, 8, 16))
+    TileSizes(name, (), fills_threads("COLUMNS"), COLUMNS=(1024, 2048, 4096, 8192), num_warps=(4, 8, 16))
     for name in ("gate_forward", "gate_backward")
 )
 

@@ -25,17 +25,13 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes, shrunk
-
-
-def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether a program with these tile sizes has 8 to 32 elements per thread."""
-    return 8 <= entry["COLUMNS"] // (32 * entry["num_warps"]) <= 32
-
+from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes, fills_threads, shrunk
 
 # For shorter rows, COLUMNS and warps are reduced. With 32 warps, one or two programs run per multiprocessor, and their
 # rows fit into the L2 cache together.
-SIZES = TileSizes("cross_entropy", (), _is_full, COLUMNS=(4096, 8192, 16384, 32768), num_warps=(8, 16, 32))
+SIZES = TileSizes(
+    "cross_entropy", (), fills_threads("COLUMNS"), COLUMNS=(4096, 8192, 16384, 32768), num_warps=(8, 16, 32)
+)
 
 
 @triton.jit

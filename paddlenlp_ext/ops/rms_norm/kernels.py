@@ -23,19 +23,16 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
+from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes, fills_threads
 
 LARGEST = 65536
 """Largest supported row length."""
 
 
 def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether a program with these tile sizes has 8 to 32 elements per thread.
-
-    More elements per thread are allowed for a program with one row and 32 warps, the maximum number of warps.
-    """
-    per_thread = entry["ROWS"] * entry.get("columns", LARGEST) // (32 * entry["num_warps"])
-    return 8 <= per_thread <= 32 or (per_thread > 32 and (entry["ROWS"], entry["num_warps"]) == (1, 32))
+    """Return whether these tile sizes fill the threads; a row may be longer with 32 warps, the maximum."""
+    is_long_row = entry["ROWS"] == 1 and entry["num_warps"] == 32 and entry.get("columns", LARGEST) > 32 * 32 * 32
+    return is_long_row or fills_threads("ROWS", columns=LARGEST)(entry)
 
 
 FORWARD_SIZES = TileSizes(

@@ -25,20 +25,14 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
-
-
-def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether a program with these tile sizes has 8 to 32 elements per thread."""
-    return 8 <= entry["ELEMENTS"] // (32 * entry["num_warps"]) <= 32
-
+from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes, fills_threads
 
 # ELEMENTS: maximum number of elements per program. The number of heads per program is a power of two.
-SIZES = TileSizes("rope", (), _is_full, ELEMENTS=(1024, 2048, 4096), num_warps=(1, 2, 4, 8))
+SIZES = TileSizes("rope", (), fills_threads("ELEMENTS"), ELEMENTS=(1024, 2048, 4096), num_warps=(1, 2, 4, 8))
 BACKWARD_SIZES = TileSizes(
     "norm_rope_backward",
     (),
-    _is_full,
+    fills_threads("ELEMENTS"),
     ELEMENTS=(512, 1024, 2048, 4096),
     PROGRAMS=(132, 264, 528),  # largest number of partial sums of a weight gradient in each block of heads
     num_warps=(1, 2, 4, 8),

@@ -12,13 +12,13 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
+from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes, fills_threads
 
 # A program reads ROWS rows at a time and sums COLUMNS columns. One memory transaction reads 8 columns.
 SIZES = TileSizes(
     "column_sums",
     (),
-    lambda entry: 8 <= entry["ROWS"] * entry["COLUMNS"] // (32 * entry["num_warps"]) <= 32,
+    fills_threads("ROWS", "COLUMNS"),
     ROWS=(32, 64, 128),
     COLUMNS=(8, 16, 32, 64),
     num_warps=(4, 8),

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from paddlenlp_ext.ops.triton_utils import tile_sizes
-from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes, shrunk
+from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes, fills_threads, shrunk
 from tests.ops.interpreter import interpreted
 
 ENTRIES = [
@@ -47,6 +47,14 @@ def tables(tmp_path, monkeypatch):
     write("sm_80.json", ENTRIES)
     yield write
     tile_sizes.table_path.cache_clear()
+
+
+@pytest.mark.parametrize(("per_thread", "is_allowed"), [(4, False), (8, True), (32, True), (64, False)])
+def test_fills_threads_allows_8_to_32_elements_per_thread(per_thread, is_allowed):
+    rows = 4 * per_thread
+    assert fills_threads("ROWS", "COLUMNS")({"ROWS": rows, "COLUMNS": 16, "num_warps": 2}) is is_allowed
+    assert fills_threads("ROWS", columns=999)({"ROWS": rows, "columns": 16, "num_warps": 2}) is is_allowed
+    assert fills_threads("ROWS", columns=16)({"ROWS": rows, "num_warps": 2}) is is_allowed
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,11 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
+from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes, fills_threads
 
-
-def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether a program with these tile sizes has 8 to 32 elements per thread."""
-    return 8 <= entry["ROWS"] * entry.get("columns", 256) // (32 * entry["num_warps"]) <= 32
-
-
-SIZES = TileSizes("unit_vectors", ("columns",), _is_full, ROWS=(4, 8, 16, 32, 64, 128), num_warps=(2, 4, 8))
+SIZES = TileSizes(
+    "unit_vectors", ("columns",), fills_threads("ROWS", columns=256), ROWS=(4, 8, 16, 32, 64, 128), num_warps=(2, 4, 8)
+)
 
 
 @triton.jit

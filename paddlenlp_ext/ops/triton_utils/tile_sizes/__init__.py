@@ -27,6 +27,7 @@ import ctypes
 import functools
 import itertools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,21 @@ class TileSizes:
         products = itertools.product(*self.choices.values())
         sizes = [dict(zip(self.choices, values, strict=True)) for values in products]
         return [each for each in sizes if self._allows(bounds | each)]
+
+
+def fills_threads(*sizes: str, **bounds: int) -> Callable[[dict[str, int]], bool]:
+    """Return a function that checks whether a program with the tile sizes of an entry has 8 to 32 elements per thread.
+
+    Args:
+        sizes: names of the sizes whose product, times the bounds, is the number of elements of a program.
+        bounds: launch parameters, each with its value for an entry without this bound.
+    """
+
+    def allows(entry: dict[str, int]) -> bool:
+        elements = math.prod((bounds | entry)[name] for name in (*sizes, *bounds))
+        return 8 <= elements // (32 * entry["num_warps"]) <= 32
+
+    return allows
 
 
 def shrunk(sizes: dict[str, int], name: str, count: int) -> dict[str, int]:
