@@ -16,7 +16,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -86,8 +86,9 @@ def _explained_end(libraries: Sequence[Path]) -> Iterator[None]:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):  # the handler would run the program's code in the child
+                signal.signal(number, signal.SIG_DFL)
         os.close(writer)
         if not os.read(reader, 1):  # the parent process ended
             os.write(2, _LOST_IN_PLUG_IN.format(", ".join(map(str, libraries))).encode())
@@ -96,7 +97,8 @@ def _explained_end(libraries: Sequence[Path]) -> Iterator[None]:
     try:
         yield
     finally:
-        os.write(writer, b"\n")
+        with suppress(BrokenPipeError):  # Ctrl-C has ended the child
+            os.write(writer, b"\n")
         os.close(writer)
         os.waitpid(child, 0)
 

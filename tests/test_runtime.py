@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,37 @@ def test_require_paddle_without_paddle_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="pip install"):
         _runtime.require_paddle()
+
+
+STOPPED_WITH_CHILD = """
+import os, signal, sys
+from pathlib import Path
+from paddlenlp_ext import _runtime
+
+def stop(number, frame):
+    raise KeyboardInterrupt
+
+number, ends, children = int(sys.argv[1]), os.pipe(), Path(f"/proc/self/task/{os.getpid()}/children")
+signal.signal(number, stop)
+os.pipe = lambda: ends
+try:
+    with _runtime._explained_end([Path("plug_in.so")]):
+        child = int(children.read_text())
+        while os.path.lexists(f"/proc/{child}/fd/{ends[1]}"):  # until the child has set its handlers
+            pass
+        os.kill(child, number)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        os.kill(os.getpid(), number)
+except KeyboardInterrupt:
+    print("stopped", children.read_text().split())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_stop_signal_while_plug_ins_are_loaded_ends_the_child_and_reaches_the_program(number):
+    """Ctrl-C sends the signal to both processes."""
+    assert run_python(STOPPED_WITH_CHILD, int(number)) == "stopped []"
 
 
 @pytest.mark.parametrize(
