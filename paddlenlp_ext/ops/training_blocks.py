@@ -216,6 +216,8 @@ class _Block:
         norms = [self._fields[each] for each in _NORMS if each in self._fields]
         tensors = [*norms, *(tensor for each in linears.values() for tensor in each.tensors)]
         self.trained = [each for each in tensors if not each.stop_gradient]
+        # Layers that share a tensor would write their gradients to the same buffer.
+        assert len({*map(id, self.trained)}) == len(self.trained), "layers of a block share a trained tensor"
 
     def run(self, x: paddle.Tensor) -> paddle.Tensor:
         """Run the forward pass, with autograd if a gradient is needed."""

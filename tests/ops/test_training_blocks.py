@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import paddle
+import pytest
 
 from paddlenlp_ext.ops.training_blocks import AdaptedLinear, BlockNorm, feed_forward_block
 from tests.common.marks import needs_cpp
@@ -59,3 +60,12 @@ def test_feed_forward_block_with_trained_weights_follows_the_formula():
     found = {"y": y.numpy(), **{name: each.grad.numpy() for name, each in tensors.items()}}
     for name, expected in formula().items():
         np.testing.assert_allclose(found[name], expected, rtol=0, atol=2e-6 * abs(expected).max(), err_msg=name)
+
+
+def test_feed_forward_block_with_a_trained_weight_of_two_layers_is_an_error():
+    """The C++ library would write the gradients of both layers to one buffer."""
+    tensors = {name: paddle.to_tensor(value.astype("float32"), stop_gradient=False) for name, value in VALUES.items()}
+    linears = {"gate": "gate", "up": "gate", "down": "down"}
+    linears = {name: AdaptedLinear(tensors[weight], None) for name, weight in linears.items()}
+    with pytest.raises(AssertionError, match="layers of a block share a trained tensor"):
+        feed_forward_block(tensors["x"].unsqueeze(0), BlockNorm(tensors["norm"], EPSILON), linears, is_gelu=False)
