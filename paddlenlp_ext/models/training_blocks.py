@@ -207,7 +207,7 @@ def _linear_reason(linear: AdaptedLinear) -> str | None:
         return f"the weight is in {weight.dtype}, which matrix products do not support on this processor"
     others = [each for each in linear.tensors if each is not weight]
     if any(each.dtype != paddle.float32 or not each.is_contiguous() for each in others):
-        return "a bias or a factor is not float32"
+        return "a bias or a factor is not float32 or not contiguous"
     return None
 
 

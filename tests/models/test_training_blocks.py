@@ -15,6 +15,7 @@ from paddlenlp_ext.models import decoder_layers, training_blocks
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpp import bf16, library
+from paddlenlp_ext.ops.training_blocks import AdaptedLinear
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
@@ -36,6 +37,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "geglu, offset": {"model_type": "gemma", **ODD_SIZES, "head_dim": 10},
 }
 DELTA = {**ODD_SIZES, **TINY_DELTA}
+DELTA_LINEARS = "in_proj", "out_proj", "self_attn", "mlp", "layernorm"
 IDS = np.random.default_rng(0).integers(1, 60, (2, 37))
 DOCUMENTS = [[10, 27], [1, 36]]
 LONG_IDS = np.random.default_rng(0).integers(1, 60, (1, 601))
@@ -154,8 +156,7 @@ def test_blocks_of_gated_delta_nets_and_gated_attention_equal_layers_op_by_op(ch
 
 
 def test_blocks_of_a_gated_delta_net_with_trained_linear_layers_equal_layers_op_by_op(monkeypatch, ran):
-    names = "in_proj", "out_proj", "self_attn", "mlp", "layernorm"
-    model = slow_decays(make_trained_model(DELTA, names=names))
+    model = slow_decays(make_trained_model(DELTA, names=DELTA_LINEARS))
     check_equal(model, monkeypatch, ran, blocks=DELTA_BLOCKS, tolerance=2e-5)
     check_equal(model, monkeypatch, ran, blocks=DELTA_BLOCKS, tolerance=2e-5, ids=LONG_IDS, documents=[[250, 1, 350]])
 
@@ -241,6 +242,12 @@ def test_blocks_with_trained_weights_in_bf16_are_as_close_to_float32_as_layers_o
     check_distance(make_trained_model(CONFIGS[config]), monkeypatch, ran, BLOCKS)
 
 
+@needs_bf16
+def test_blocks_of_a_gated_delta_net_with_trained_linear_layers_in_bf16_are_as_close_to_float32(monkeypatch, ran):
+    model = slow_decays(make_trained_model(DELTA, names=DELTA_LINEARS))
+    check_distance(model, monkeypatch, ran, DELTA_BLOCKS)
+
+
 def check_distance(model, monkeypatch, ran, blocks: Sequence[str]) -> None:
     exact = op_by_op(monkeypatch, lambda: outputs_and_gradients(model))
     separate = op_by_op(monkeypatch, lambda: outputs_and_gradients(model, in_bf16=True))
@@ -306,6 +313,12 @@ def test_layers_that_the_blocks_do_not_cover_run_op_by_op_and_log_why(caplog, mo
     reasons = [record.getMessage() for record in caplog.records if "op by op" in record.getMessage()]
     assert [reason.partition(":")[0] for reason in reasons] == ["attention runs op by op", "feed-forward runs op by op"]
     assert ["v_proj" in reasons[0], "down_proj" in reasons[1]] == [True, True]
+
+
+@pytest.mark.parametrize("factor", [paddle.ones([8, 3]).t(), paddle.ones([3, 8], "bfloat16")])
+def test_layer_with_a_factor_of_another_layout_or_dtype_runs_op_by_op(factor):
+    linear = AdaptedLinear(paddle.ones([8, 8]), bias=None, a=factor, b=paddle.ones([8, 3]), scaling=1.0)
+    assert training_blocks._linear_reason(linear) == "a bias or a factor is not float32 or not contiguous"
 
 
 @pytest.mark.parametrize("name", ["A_log", "conv1d.weight", "norm.weight"])
