@@ -47,10 +47,10 @@ struct Saved {
         log_sums = arrays.take<float>(rows * block.sizes->heads);
         inverse_rms = arrays.take<float>(rows);
         const i64 rank = block.q->rank + block.k->rank + block.v->rank;
-        normed = save_input({block.q, block.k, block.v}) ? arrays.take<Value>(rows * block.hidden) : nullptr;
+        normed = saves_input({block.q, block.k, block.v}) ? arrays.take<Value>(rows * block.hidden) : nullptr;
         rounded = nullptr;
         const bool reads_attended = std::is_same_v<Value, float> && !block.has_gates;
-        if (!reads_attended && save_input({block.o})) rounded = arrays.take<Value>(rows * block.o->in);
+        if (!reads_attended && saves_input({block.o})) rounded = arrays.take<Value>(rows * block.o->in);
         if constexpr (std::is_same_v<Value, float>)
             if (reads_attended) rounded = attended;
         inner = arrays.take<Value>(rows * rank);

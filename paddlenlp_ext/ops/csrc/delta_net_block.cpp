@@ -31,7 +31,7 @@ struct Saved {
         b = arrays.take<float>(rows * sizes.heads);
         o = arrays.take<float>(rows * block.o->in);
         final = has_parents(sizes) ? arrays.take<float>(final_size(sizes)) : nullptr;
-        const bool saves_normed = save_input({block.qkv, block.z, block.a, block.b});
+        const bool saves_normed = saves_input({block.qkv, block.z, block.a, block.b});
         normed = saves_normed ? arrays.take<Value>(rows * block.hidden) : nullptr;
         channels = arrays.take<float>(rows * block.qkv->out);
         z = arrays.take<float>(rows * block.z->out);

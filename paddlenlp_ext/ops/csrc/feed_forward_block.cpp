@@ -19,7 +19,7 @@ struct Saved {
     Saved(const FeedForwardBlock& block, Arrays& arrays) {
         const i64 rows = block.positions, rank = block.gate->rank + block.up->rank;
         inverse_rms = arrays.take<float>(rows);
-        normed = save_input({block.gate, block.up}) ? arrays.take<Value>(rows * block.hidden) : nullptr;
+        normed = saves_input({block.gate, block.up}) ? arrays.take<Value>(rows * block.hidden) : nullptr;
         gate = arrays.take<Value>(rows * block.gate->out);
         up = arrays.take<Value>(rows * block.up->out);
         inner = arrays.take<Value>(rows * rank);

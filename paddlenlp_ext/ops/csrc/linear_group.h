@@ -24,7 +24,7 @@ namespace plx {
 using BlockLinears = std::vector<const BlockLinear*>;
 
 // Returns whether the backward pass reads the input of the layers.
-static inline bool save_input(const BlockLinears& layers) {
+static inline bool saves_input(const BlockLinears& layers) {
     return std::any_of(layers.begin(), layers.end(),
                        [](const BlockLinear* layer) { return layer->rank > 0 || layer->is_trained; });
 }
