@@ -29,6 +29,10 @@ class ClientQueues:
         """Add a row to the queue of its client."""
         self._waiting.setdefault(row.request.client, deque()).append(row)
 
+    def first(self, client: str) -> RunningRow:
+        """Return the first row of a client."""
+        return self._waiting[client][0]
+
     def take(self, client: str) -> RunningRow:
         """Remove the first row of a client, and return it."""
         row = self._waiting[client].popleft()

@@ -127,8 +127,8 @@ class Engine:
 
     Args:
         models: base model and adapters.
-        max_rows: maximum number of requests in the batch; one more request may join if its client has none in the
-            batch. Siblings of a request join with it, even if they exceed the maximum.
+        max_rows: maximum number of requests in the batch, with siblings. A client without a request in the batch may
+            exceed the maximum by one request and its siblings.
         prompt_tokens_per_step: maximum number of prompt tokens that a step prefills before it decodes; a quarter of
             this number if several clients have requests. Each prompt counts as at least a quarter of the maximum. A
             prompt token whose log-probability is computed counts as eight tokens.
@@ -145,8 +145,8 @@ class Engine:
 
     @property
     def num_rows(self) -> int:
-        """Number of requests in the batch."""
-        return sum(1 for _ in self._rows())
+        """Number of requests in the batch, with siblings that join after a prefill."""
+        return sum(1 + len(row.request.siblings) for row in self._rows())
 
     @property
     def num_waiting(self) -> int:
@@ -208,8 +208,10 @@ class Engine:
             yield from batch.rows
 
     def _may_join(self, client: str) -> bool:
-        """Return whether the batch has room for a request of the client."""
-        return self.num_rows < self._max_rows + (client not in self._running_rows())
+        """Return whether the batch has room for the first waiting request of the client and its siblings."""
+        if client not in self._running_rows():
+            return self.num_rows <= self._max_rows
+        return self.num_rows + 1 + len(self._queues.first(client).request.siblings) <= self._max_rows
 
     def _admit(self, client: str) -> bool:
         """Admit a client's first waiting request; return False if no request waits or the batch is full."""

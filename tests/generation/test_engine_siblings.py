@@ -12,6 +12,7 @@ from tests.generation.engine_answers import Answer, engine_of, run
 from tests.generation.tiny_models import random_prompts, tiny_model
 
 FAMILIES = ("llama_grouped_heads", "gemma3_sandwich", "lfm2_convolutions", "qwen3_5_gated_delta", "granite_4_mamba2")
+PROMPTS = random_prompts((3, 5, 2, 4))
 SAMPLED = {"decode_strategy": "sampling", "temperature": 1.5, "seed": 3}
 
 
@@ -41,6 +42,27 @@ def test_engine_siblings_get_the_tokens_of_single_requests(family):
     for alone, grouped in zip(itertools.chain(*single), itertools.chain(*groups), strict=True):
         assert grouped.tokens == alone.tokens and grouped.ended == alone.ended
     assert groups[0][0].tokens == [] and groups[0][0].ended == [STOP]
+
+
+def test_engine_group_waits_until_the_batch_has_room_for_all_its_siblings():
+    """Submit four groups of three with different limits to a batch of seven rows, which has room for two groups."""
+    counts = []
+    engine = engine_of(tiny_model("llama_grouped_heads"), max_rows=7)
+    groups = [[Answer(prompt, limit, row=row) for row in range(3)] for limit, prompt in enumerate(PROMPTS, 2)]
+    for first, *others in groups:
+        first.request.siblings = [answer.request for answer in others]
+        engine.submit(first.request)
+    while engine.step():
+        counts.append(engine.num_rows)
+    assert max(counts) == 6 and all(len(answer.ended) == 1 for group in groups for answer in group)
+
+
+def test_engine_group_that_exceeds_the_batch_joins_an_empty_batch():
+    first, *others = group = answers(random_prompts((4,)), ())[0]
+    first.request.siblings = [answer.request for answer in others]
+    engine = engine_of(tiny_model("llama_grouped_heads"), max_rows=2)
+    run(engine, [first])
+    assert all(len(answer.ended) == 1 for answer in group)
 
 
 def test_engine_siblings_of_a_failed_request_end_with_its_error(monkeypatch):
