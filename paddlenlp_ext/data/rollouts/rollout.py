@@ -11,6 +11,7 @@ in training differ (`importance_sampling_correction`).
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,16 @@ class Rollout:
         return np.array([ids[-1] not in end_tokens for ids in self.completion_ids], bool)
 
 
+def scores_by_name(rollouts: Sequence[Rollout]) -> dict[str, np.ndarray]:
+    """Return the rewards of each function for the completions of all groups that have its rewards.
+
+    Args:
+        rollouts: groups, whose names of reward functions may differ.
+    """
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.scores)
+    return {name: np.concatenate([each.scores[name] for each in rollouts if name in each.scores]) for name in names}
+
+
 def write_rollouts(file: Path, rollouts: Sequence[Rollout]) -> None:
     """Write groups to a file, atomically.
 
@@ -75,23 +86,25 @@ def rollout_line(rollout: Rollout) -> str:
 
 
 def read_rollouts(file: str | os.PathLike[str]) -> list[Rollout]:
-    """Read the groups of a file. A line without `row` gets its index in the file.
+    """Read the groups of a file. A group without `row` gets its index in the file.
 
     Raises:
         ValueError: the file cannot be read, is empty, or a line is not a valid group; the message names the line.
     """
     try:
-        lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = Path(file).expanduser().read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"rollouts_path: {file} cannot be read ({error}); name a file of rollouts") from error
-    rollouts = []
-    for number, line in enumerate(lines):
+        raise ValueError(f"{file} cannot be read ({error}); name a file of rollouts") from error
+    rollouts: list[Rollout] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
-            rollouts.append(_from_json(json.loads(line), number))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{file}:{number + 1}: the line is not a group of completions: {error}") from error
+            rollouts.append(_from_json(json.loads(line), len(rollouts)))
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ValueError(f"{file}:{number}: the line is not a group of completions: {error}") from error
     if not rollouts:
-        raise ValueError(f"rollouts_path: {file} is empty; name a file of rollouts")
+        raise ValueError(f"{file} is empty; name a file of rollouts")
     return rollouts
 
 
@@ -126,20 +139,17 @@ def _from_json(value: Any, number: int) -> Rollout:
             raise ValueError(f"{name} is missing or is not a list; see docs/grpo.md")
     completions = tuple(_tokens(ids, "completion_ids") for ids in value["completion_ids"])
     sampling = value.get("sampling_logps")
-    rewards = np.array([np.nan if reward is None else float(reward) for reward in value["rewards"]], np.float64)
-    if len(rewards) != len(completions):
-        raise ValueError(f"{len(completions)} completions have {len(rewards)} rewards")
+    scores = value.get("scores", {})
+    if not isinstance(scores, dict):
+        raise ValueError("scores is not an object; write the rewards of each reward function under its name")
     return Rollout(
         row_index=int(value.get("row", number)),
         prompt_ids=_tokens(value["prompt_ids"], "prompt_ids"),
         completion_ids=completions,
         old_logps=_logps(value["old_logps"], completions, "old_logps"),
-        rewards=rewards,
+        rewards=_rewards(value["rewards"], completions, "rewards"),
         sampling_logps=None if sampling is None else _logps(sampling, completions, "sampling_logps"),
-        scores={
-            str(name): np.array([np.nan if each is None else float(each) for each in values])
-            for name, values in value.get("scores", {}).items()
-        },
+        scores={name: _rewards(values, completions, f"scores: {name}") for name, values in scores.items()},
     )
 
 
@@ -147,6 +157,16 @@ def _tokens(value: Any, name: str) -> list[int]:
     if not isinstance(value, list) or not value or not all(type(token) is int and token >= 0 for token in value):
         raise ValueError(f"{name} has {value!r:.60}, which is not a list of token ids")
     return value
+
+
+def _rewards(value: Any, completions: Sequence[Sequence[int]], name: str) -> np.ndarray:
+    """Return rewards as float64 [G], with NaN for null."""
+    if not isinstance(value, list) or len(value) != len(completions):
+        raise ValueError(f"{name} must have one number or null for each of the {len(completions)} completions")
+    for reward in value:
+        if reward is not None and (type(reward) not in (int, float) or not math.isfinite(reward)):
+            raise ValueError(f"{name} has {reward!r:.60}, which is not a finite number or null")
+    return np.array([np.nan if reward is None else reward for reward in value], np.float64)
 
 
 def _logps(value: Any, completions: Sequence[Sequence[int]], name: str) -> Logps:

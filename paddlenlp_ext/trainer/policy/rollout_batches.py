@@ -14,7 +14,7 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.rollouts.collate_rollouts import RolloutBatch, TrainingGroup, collate_groups
 from paddlenlp_ext.data.rollouts.policy_order import PolicyStepBatch
 from paddlenlp_ext.data.rollouts.prompt_dataset import PromptDataset, StoredRollouts
-from paddlenlp_ext.data.rollouts.rollout import Rollout, read_rollouts, write_rollouts
+from paddlenlp_ext.data.rollouts.rollout import Rollout, read_rollouts, scores_by_name, write_rollouts
 from paddlenlp_ext.policy_optimization.advantages import group_advantages, group_deviations
 from paddlenlp_ext.policy_optimization.collapse import describe_collapse
 from paddlenlp_ext.policy_optimization.policy_losses import completion_weights
@@ -132,8 +132,7 @@ class RolloutBatches:
     def _metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         rewards = [rollout.rewards for rollout in rollouts]
         deviations = np.array([group_deviations(each[None])[0] for each in rewards])
-        names = rollouts[0].scores
-        scores = {name: np.concatenate([rollout.scores[name] for rollout in rollouts]) for name in names}
+        scores = scores_by_name(rollouts)
         lengths = np.concatenate([rollout.lengths for rollout in rollouts])
         is_truncated = np.concatenate([rollout.is_truncated(self._source.end_tokens) for rollout in rollouts])
         self._warn(describe_collapse([rollout.completion_ids for rollout in rollouts], deviations, is_truncated))
@@ -177,8 +176,7 @@ class RolloutBatches:
         rollouts = self._source.groups(self._rows, indices, seed, count)
         rollouts = self._source.with_logps(rollouts, self._reference, False)
         metrics = {"reward": np.concatenate([rollout.rewards for rollout in rollouts])}
-        for name in rollouts[0].scores:
-            metrics[f"rewards/{name}/mean"] = np.concatenate([rollout.scores[name] for rollout in rollouts])
+        metrics |= {f"rewards/{name}/mean": scores for name, scores in scores_by_name(rollouts).items()}
         metrics["completions/mean_length"] = np.concatenate([rollout.lengths for rollout in rollouts])
         truncated = [rollout.is_truncated(self._source.end_tokens) for rollout in rollouts]
         metrics["completions/clipped_ratio"] = np.concatenate(truncated)
