@@ -20,11 +20,16 @@ def describe_collapse(
 
     Args:
         groups: tokens of the completions of each prompt.
-        deviations_P: standard deviation of the rewards of each group.
+        deviations_P: standard deviation of the rewards of each group; NaN with fewer than two rewards.
         is_truncated: True for completions without an end token.
     """
     found = {}
-    if len(groups) and np.allclose(deviations_P, 0.0):
+    if np.isnan(deviations_P).all():
+        found["rewards"] = (
+            "no prompt has two completions with rewards, so that the step has no gradient; check the reward functions, "
+            "which return None for the other completions"
+        )
+    elif len(groups) and np.allclose(np.nan_to_num(deviations_P), 0.0):
         found["rewards"] = (
             "all completions of each prompt have equal rewards, so that the step has no gradient; use prompts of "
             "another difficulty, or raise temperature or num_generations"

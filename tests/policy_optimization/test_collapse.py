@@ -15,6 +15,12 @@ def test_collapse_of_rewards_is_named_if_no_group_has_a_gradient():
     assert describe_collapse(DIFFERENT, np.array([0.0, 0.1]), ENDED) == {}
 
 
+def test_collapse_without_rewards_names_the_reward_functions():
+    assert "check the reward functions" in describe_collapse(DIFFERENT, np.full(2, np.nan), ENDED)["rewards"]
+    assert "equal rewards" in describe_collapse(DIFFERENT, np.array([0.0, np.nan]), ENDED)["rewards"]
+    assert describe_collapse(DIFFERENT, np.array([0.1, np.nan]), ENDED) == {}
+
+
 def test_collapse_to_one_completion_is_named_with_its_count():
     same = [[[7, 2]] * 10, [[7, 2]] * 10]
     message = describe_collapse(same, np.ones(2), np.zeros(20, bool))["repetition"]
