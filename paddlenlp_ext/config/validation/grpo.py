@@ -110,10 +110,14 @@ def _best_metric_is_measured(data: PromptDataConfig, train: TrainConfig, report:
         report.error(message, "metric_for_best_model")
 
 
-@rules("num_iterations", "epsilon", "epsilon_high", "delta", "rollouts_path", "beta")
+@rules("use_bias_correction_kl", "beta")
 def _note_idle_keys(grpo: GRPOConfig, report: Report) -> None:
     if grpo.beta == 0 and report.is_set("use_bias_correction_kl"):
         report.note("use_bias_correction_kl has no effect: beta is 0", "use_bias_correction_kl")
+
+
+@rules("delta", "epsilon", "epsilon_high")
+def _delta_is_above_the_clip_range(grpo: GRPOConfig, report: Report) -> None:
     if grpo.delta is not None and grpo.delta < 1 + grpo.upper_epsilon:
         report.error(
             f"delta: {grpo.delta} is below 1 + epsilon_high = {1 + grpo.upper_epsilon:g}; set a greater bound",

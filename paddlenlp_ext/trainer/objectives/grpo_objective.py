@@ -103,11 +103,10 @@ class GRPOObjective(Objective):
         self, model: TrainableModel, hidden_BSD: paddle.Tensor, batch: RolloutBatch
     ) -> tuple[paddle.Tensor, np.ndarray]:
         """Return the weighted loss summed over all tokens, and the metric sums."""
-        temperature = self.config.generation.temperature
-        logps_T = target_logps(model, hidden_BSD, batch, temperature)
         if not len(batch.completions):  # all completions are truncated and masked
             return hidden_BSD.astype("float32").sum() * 0.0, MeanSums.of_values(batch.metrics, self._names).to_vector()
-        tokens = self._tokens(batch, logps_T)
+        temperature = self.config.generation.temperature
+        tokens = self._tokens(batch, target_logps(model, hidden_BSD, batch, temperature))
         loss = policy_loss(tokens, self.options)
         weights_T = tokens.spread(paddle.to_tensor(batch.weights))
         positions = paddle.to_tensor(batch.loss_positions)
