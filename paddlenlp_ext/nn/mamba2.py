@@ -154,7 +154,6 @@ class Mamba2(RecurrentMixer):
     attribute = "mamba"
     input_names = ("in_proj",)
     output_name = "out_proj"
-    head_parameters = ("A_log", "D", "dt_bias")
     outputs: Sequence[slice] | None = None
 
     def __init__(self, shape: Mamba2Shape, layer_index: int) -> None:
@@ -169,6 +168,9 @@ class Mamba2(RecurrentMixer):
         self.dt_bias = self.create_parameter([heads], dtype="float32", default_initializer=ones)
         self.norm = GroupedRMSNorm(inner, shape.norm_epsilon, shape.num_groups) if shape.norm else None
         self.out_proj = Linear(inner, shape.hidden_size, shape.bias)
+
+    def head_tensors(self) -> list[tuple[nn.Layer, str, int]]:
+        return [*super().head_tensors(), (self, "D", 0)]
 
     def keep_heads(self, index: int, num_parts: int) -> None:
         shape = self.shape

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 import paddle
@@ -33,15 +32,13 @@ class RecurrentMixer(TokenMixer):
 
     Attributes:
         conv1d: convolution before the recurrence.
-        head_parameters: names of the parameters with one value for each head.
     """
 
     conv1d: DepthwiseKernel
-    head_parameters: ClassVar[tuple[str, ...]] = ("A_log", "dt_bias")
 
     def head_tensors(self) -> list[tuple[nn.Layer, str, int]]:
         """Return the layer, the name and the axis of the heads of each parameter with values for each head."""
-        return [(self, name, 0) for name in self.head_parameters]
+        return [(self, name, 0) for name in ("A_log", "dt_bias")]
 
     @abstractmethod
     def keep_heads(self, index: int, num_parts: int) -> None:

@@ -52,6 +52,15 @@ def outputs_and_gradients(family, model, rows, documents=None, read=slice(None))
 
 
 @each_family
+def test_head_tensors_of_a_recurrent_mixer_are_its_parameters_with_values_for_each_head(family):
+    mixer = getattr(tiny_model(family).model.layers[0], MIXERS[family])
+    of_heads = [(getattr(owner, name), axis) for owner, name, axis in mixer.head_tensors()]
+    named = {name: each for name, each in mixer.named_parameters() if name.split(".")[-1] in ("A_log", "D", "dt_bias")}
+    assert sorted(each.name for each, _ in of_heads) == sorted(each.name for each in named.values())
+    assert all(each.shape[axis] % mixer.matrix_shape[0] == 0 for each, axis in of_heads)
+
+
+@each_family
 def test_recurrent_mixer_of_a_changed_neighbour_has_the_same_bits(family):
     model, rows = new_model(family), random_prompts((sum(LENGTHS),))[0]
     model.train()
