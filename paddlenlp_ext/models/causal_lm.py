@@ -220,8 +220,8 @@ class CausalLM(TrainableModel, PushToHub):
     def use_attention(self, implementation: str | None) -> None:
         """Select the attention backend of every layer (ops/attention/__init__.py); None: the best available backend."""
         for layer in self.model.layers:
-            if layer.mixer is not None:
-                layer.mixer.implementation = implementation
+            for mixer in layer.mixers:
+                mixer.implementation = implementation
 
     @property
     def generation_config(self) -> Any:

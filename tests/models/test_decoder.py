@@ -307,6 +307,14 @@ def test_use_attention_selects_backend():
         model(ids)
 
 
+def test_use_attention_selects_the_backend_of_both_mixers_of_a_layer():
+    model = make_model(**TINY_TWO_MIXERS)
+    model.use_attention("reference")
+    mixers = [mixer for layer in model.model.layers for mixer in layer.mixers]
+    assert len(mixers) == 2 * len(model.model.layers)
+    assert {mixer.implementation for mixer in mixers} == {"reference"}
+
+
 def test_generate_passes_options_on():
     model = make_model()
     prompt = random_ids(6).tolist()
