@@ -2,7 +2,7 @@
 
 Layers mark regions (`recompute_region("flash_attn", function, tensors)`) and contain no other recompute logic. A
 `RecomputePlan` decides which regions are recomputed. All plans give the same results up to rounding, including dropout.
-In training blocks (models/training_blocks.py), only whole layers can be recomputed.
+Layers of a plan that selects regions run op by op, not in training blocks (models/training_blocks.py).
 
 | granularity | recomputed | saved |
 |---|---|---|

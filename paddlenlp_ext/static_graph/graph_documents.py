@@ -63,7 +63,7 @@ def _(layout: GraphDocuments, num_taps: int, has_windows: bool = False) -> Taps:
 
 @document_chunks.register
 def _(layout: GraphDocuments, size: int = 0) -> DocumentChunks:
-    """Return one chunk per row, of any size; its slots of padding are empty."""
+    """Return one chunk per row; its slots of padding are empty. `size` is ignored, because a row is one chunk."""
     positions_BS, rows_B = layout.positions_BS, layout.rows()
     slots_BS = paddle.where(layout.is_token_BS, positions_BS, paddle.to_tensor(positions_BS.size))
     level = Level(slice(None), previous=rows_B, ending=rows_B, ended=rows_B)
