@@ -29,7 +29,6 @@ from paddlenlp_ext.nn.rope import (
     is_by_layer_type,
     stored_settings,
 )
-from paddlenlp_ext.nn.rotary_embedding import RotaryEmbeddings
 
 Changes = dict[str, Any]
 _TRAINED = "original_max_position_embeddings"
@@ -170,8 +169,8 @@ def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Change
         ),  # transformers reads this key before the key in the RoPE settings
         **_in_form_of(config, stored, settings, by_layer),
     }
-    # Raise an error for invalid parameters before any data is read.
-    RotaryEmbeddings(DecoderConfig.from_dict({**config, **overrides}).ropes)
+    for rope in DecoderConfig.from_dict({**config, **overrides}).ropes:
+        rope.inverse_frequencies(0)  # raises errors for invalid parameters before any data is read
     return overrides
 
 

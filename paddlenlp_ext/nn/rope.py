@@ -109,6 +109,14 @@ class RopeSettings:
             )
         return np.asarray(values, np.float32)
 
+    def inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
+        """Return the fp32 inverse frequencies [R / 2] for `length` tokens, and the factor of cosines and sines.
+
+        Raises:
+            ValueError: a parameter of the scaling is missing or invalid.
+        """
+        return ROPE_TYPES[self.rope_type](self, length)
+
     @property
     def max_context(self) -> int:
         """Length of the context that the scaled frequencies cover."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import paddle
 
-from paddlenlp_ext.nn.rope import LENGTH_DEPENDENT, ROPE_TYPES, RopeSettings, dynamic_in_graph, short_context
+from paddlenlp_ext.nn.rope import LENGTH_DEPENDENT, RopeSettings, dynamic_in_graph, short_context
 from paddlenlp_ext.paddle_compat import is_symbolic
 
 
@@ -20,7 +20,7 @@ class RotaryEmbedding:
     def __init__(self, settings: RopeSettings) -> None:
         self.settings = settings
         self._depends_on_length = settings.rope_type in LENGTH_DEPENDENT
-        self._fixed = self._inverse_frequencies(0)  # raises errors before the first batch
+        self._fixed = settings.inverse_frequencies(0)  # raises errors before the first batch
 
     def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return (cos, sin), each fp32 [B, S, R]."""
@@ -37,10 +37,7 @@ class RotaryEmbedding:
 
     def inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
         """Return the fp32 inverse frequencies [R / 2] for `length` tokens, and the factor of cosines and sines."""
-        return self._inverse_frequencies(length) if self._depends_on_length else self._fixed
-
-    def _inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
-        return ROPE_TYPES[self.settings.rope_type](self.settings, length)
+        return self.settings.inverse_frequencies(length) if self._depends_on_length else self._fixed
 
     def _inverse_frequencies_in_graph(self, length: paddle.Tensor) -> tuple[paddle.Tensor, float]:
         """Return `inverse_frequencies` in a static graph, where the length is known only at run time."""
@@ -48,7 +45,7 @@ class RotaryEmbedding:
         if settings.rope_type == "dynamic":
             return dynamic_in_graph(settings, length), 1.0
         trained = int(short_context(settings))
-        (short, amplitude), (long, _) = self._inverse_frequencies(trained), self._inverse_frequencies(trained + 1)
+        (short, amplitude), (long, _) = settings.inverse_frequencies(trained), settings.inverse_frequencies(trained + 1)
         return paddle.where(length > trained, paddle.to_tensor(long), paddle.to_tensor(short)), amplitude
 
 

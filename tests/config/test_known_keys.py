@@ -119,7 +119,7 @@ def test_compat_keys_of_a_feature_are_reported_by_its_switch_alone(tmp_path):
     (found,) = problems(write(tmp_path, SMALLEST | quantization))
     assert found.key == "do_ptq" and "set weight_quantize_algo" in found.message
     (found,) = problems(write(tmp_path, SMALLEST | {"rl_algorithm": "grpo", "kl_loss_coeff": 0.1, "rollout_n": 8}))
-    assert found.key == "rl_algorithm" and "reinforcement learning" in found.message
+    assert found.key == "rl_algorithm" and "pnx grpo" in found.message
 
 
 @pytest.mark.parametrize(
