@@ -13,11 +13,12 @@ from paddlenlp_ext.checkpoint.config_json_schema import check_config_values
 from paddlenlp_ext.checkpoint.file_layouts.base import FileLayout
 from paddlenlp_ext.checkpoint.file_layouts.fused_projections import FusedLayers, join_fused, split_fused
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.models.feed_forward_config import dense_feed_forward, read_activation
 from paddlenlp_ext.models.layer_shape import LayerEmbeddingShape, LayerShape, attention_weights
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, unsupported_family
 from paddlenlp_ext.nn.attention import Attention, AttentionLayer, AttentionShape, QKNorm
 from paddlenlp_ext.nn.experts import ExpertShape, MixtureOfExperts
-from paddlenlp_ext.nn.feed_forward import FeedForward, FeedForwardLayer, ScaledFeedForward
+from paddlenlp_ext.nn.feed_forward import FeedForwardLayer
 from paddlenlp_ext.nn.gated_attention import GATED_ATTENTION
 from paddlenlp_ext.nn.latent_attention import LatentAttention, LatentShape
 from paddlenlp_ext.nn.load_balancing_loss import LoadBalance
@@ -28,12 +29,9 @@ from paddlenlp_ext.nn.rope import ALIBI, RopeSettings, rope_by_layer
 from paddlenlp_ext.nn.shared_key_attention import SharedKeyAttention
 from paddlenlp_ext.nn.short_convolution import ShortConvolution
 from paddlenlp_ext.nn.token_mixer import MixerShape, SideMixer, TokenMixer
-from paddlenlp_ext.nn.ungated_feed_forward import UNGATED, UngatedFeedForward
 from paddlenlp_ext.sharding_spec import TensorPlan
 
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-_UNGATED_ACTIVATIONS = {name: name for name in UNGATED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,13 +183,6 @@ class DecoderConfig:
                 ConfigReader(source, family).size(key)
         completed = family.complete(source)
         reader = ConfigReader(completed, family)
-        activation = reader.value(family.activation_key)
-        activations = _ACTIVATIONS if family.gated else _UNGATED_ACTIVATIONS
-        if activation not in activations:
-            raise ValueError(
-                f"{family.activation_key} {activation!r} in config.json is not supported; known: "
-                f"{', '.join(activations)}"
-            )
         hidden_size, num_heads = reader.size("hidden_size"), reader.size("num_attention_heads")
         num_kv_heads = reader.size("num_key_value_heads", default=num_heads)
         if num_heads % num_kv_heads:
@@ -229,7 +220,7 @@ class DecoderConfig:
             "initializer_range": float(reader.value("initializer_range")),
             "tie_word_embeddings": bool(reader.value("tie_word_embeddings")),
             "gated": family.gated,
-            "activation": activations[activation],
+            "activation": read_activation(reader, family),
             "mlp_bias": bool(reader.value("mlp_bias")),
             "ropes": ropes,
             "tensor_plan": family.tensor_plan,
@@ -330,10 +321,8 @@ class DecoderConfig:
         inner = self.layer_shapes[layer_index].intermediate_size
         if not inner:
             return None
-        sizes = self.hidden_size, inner, self.mlp_bias, self.activation
-        if self.feed_forward_scales is not None:
-            return ScaledFeedForward(*sizes, scales=self.feed_forward_scales)
-        return FeedForward(*sizes) if self.gated else UngatedFeedForward(*sizes)
+        sizes = self.hidden_size, inner
+        return dense_feed_forward(sizes, self.mlp_bias, self.activation, self.gated, self.feed_forward_scales)
 
     def expert_shape(self, layer_index: int) -> ExpertShape | None:
         """Return the sizes of the experts of one layer; None for a dense layer."""
