@@ -215,7 +215,10 @@ def _derive_defaults(sections: dict[str, Any]) -> None:
     model, precision = sections["model"], sections["precision"]
     if model.tokenizer_name_or_path is None:
         sections["model"] = replace(model, tokenizer_name_or_path=model.model_name_or_path)
-    sections["train"] = _derive_train_defaults(sections["train"], sections["data"])
+    train = sections["train"]
+    if train.metric_for_best_model is None and "grpo" in sections and sections["rewards"].reward_funcs:
+        train = replace(train, metric_for_best_model="reward")
+    sections["train"] = _derive_train_defaults(train, sections["data"])
     sections["precision"] = _derive_device(precision)
 
 

@@ -25,6 +25,8 @@ def short(completion_ids, **columns):
     return [-0.01 * len(ids) for ids in completion_ids]
 """
 
+EVALUATED = {"do_eval": "true", "evaluation_strategy": "epoch"}
+
 
 @pytest.fixture
 def run(run_folders: Path):
@@ -143,11 +145,26 @@ def test_run_grpo_uses_a_sampled_batch_for_several_steps(run):
     assert steps[3]["clip_ratio/region_mean"] >= 0
 
 
+def test_run_grpo_selects_the_checkpoint_with_the_best_reward(run, run_folders):
+    out = run(
+        **EVALUATED,
+        dev_dataset_path=run_folders / "prompts.jsonl",
+        load_best_model_at_end="true",
+        save_strategy="epoch",
+        num_train_epochs=3,
+        learning_rate=1e-2,
+    )
+    history = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    rewards = [entry["eval_reward"] for entry in history if "eval_reward" in entry]
+    state = json.loads((out / "trainer_state.json").read_text())
+    assert len(rewards) == 3
+    assert (state["best_name"], state["best_metric"]) == ("reward", max(rewards))
+
+
 def test_run_grpo_evaluates_the_reward_of_sampled_completions(run, run_folders):
     out = run(
-        do_eval="true",
+        **EVALUATED,
         dev_dataset_path=run_folders / "prompts.jsonl",
-        evaluation_strategy="epoch",
         num_generations_eval=2,
         metric_for_best_model="reward",
         max_steps=2,
@@ -175,6 +192,14 @@ def test_run_grpo_dry_run_and_preview_train_nothing(run, run_folders, capsys):
         ({"reward_funcs": None}, "reward_funcs is not set"),
         ({"top_k": 1}, "all completions of a prompt are equal"),
         ({"sharding": "stage3"}, "stage3 shards the weights"),
+        (
+            {**EVALUATED, "reward_funcs": None, "rollouts_path": "r.jsonl", "metric_for_best_model": "reward"},
+            "metric_for_best_model reward needs reward_funcs",
+        ),
+        (
+            {**EVALUATED, "metric_for_best_model": "loss", "load_best_model_at_end": "true", "save_strategy": "epoch"},
+            "loss of sampled completions is near 0",
+        ),
         ({"delta": 1.1}, "is below 1 \\+ epsilon_high"),
     ],
 )

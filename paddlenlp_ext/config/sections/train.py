@@ -56,8 +56,8 @@ class TrainConfig(OptionGroup):
     )
     metric_for_best_model: str | None = option(
         None,
-        help=f"metric that selects the best checkpoint; unset: loss; one of {', '.join(METRICS)}, or a metric of "
-        "compute_metrics; with several dev sets: <name>_<metric>, or <metric> for the first dev set",
+        help=f"metric that selects the best checkpoint; unset: loss, with GRPO reward; one of {', '.join(METRICS)}, "
+        "or a metric of compute_metrics; with several dev sets: <name>_<metric>, or <metric> for the first dev set",
     )
     greater_is_better: bool | None = option(
         None,

@@ -102,12 +102,33 @@ def _prompts_are_not_audited(data: PromptDataConfig, report: Report) -> None:
         report.error("audit checks rows with answers, but GRPO reads prompts; leave it out", "audit")
 
 
-@rules("metric_for_best_model", "eval_dataset_path", "evaluation_strategy")
-def _best_metric_is_measured(data: PromptDataConfig, train: TrainConfig, report: Report) -> None:
+@rules("metric_for_best_model", "eval_dataset_path", "evaluation_strategy", "reward_funcs")
+def _best_metric_is_measured(
+    data: PromptDataConfig, rewards: RewardsConfig, train: TrainConfig, report: Report
+) -> None:
     metric = best_metric(train, dev_set_names(data)).metric
-    if train.evaluation_strategy != "no" and metric not in ("loss", *POLICY_METRICS):
+    if train.evaluation_strategy == "no":
+        return
+    if metric not in ("loss", *POLICY_METRICS):
         message = f"metric_for_best_model {metric} is not measured by pnx grpo; use {' or '.join(POLICY_METRICS)}"
         report.error(message, "metric_for_best_model")
+    elif metric in POLICY_METRICS and not rewards.reward_funcs:
+        message = f"metric_for_best_model {metric} needs reward_funcs, which score the completions of the dev set"
+        report.error(message, "metric_for_best_model", "reward_funcs")
+
+
+@rules("metric_for_best_model", "load_best_model_at_end", "early_stopping_patience", "evaluation_strategy")
+def _best_metric_ranks_models(
+    data: PromptDataConfig, rewards: RewardsConfig, train: TrainConfig, report: Report
+) -> None:
+    is_default = train.metric_for_best_model is None and bool(rewards.reward_funcs)
+    is_read = train.evaluation_strategy != "no" and (train.load_best_model_at_end or train.patience is not None)
+    if is_read and not is_default and best_metric(train, dev_set_names(data)).metric == "loss":
+        report.error(
+            "metric_for_best_model: the loss of sampled completions is near 0 for every model; set reward_funcs and "
+            "metric_for_best_model: reward",
+            "metric_for_best_model",
+        )
 
 
 @rules("use_bias_correction_kl", "beta")
