@@ -154,7 +154,7 @@ def load_prompts(
 
     Args:
         config: `config.data` of a run; see `load_preference_dataset`.
-        split: "train" or "dev".
+        split: "train", "dev" or "test".
         tokenizer: a Hugging Face tokenizer.
         template: the chat template.
         fingerprint: unused, because prompts are not cached.

@@ -36,7 +36,7 @@ class RolloutSource:
 
     Attributes:
         rewards: reward functions.
-        seconds, num_tokens: time and tokens of sampling since `reset_timer`.
+        seconds: time of sampling since `reset_timer`.
 
     Raises:
         ValueError: a reward function cannot be loaded.
@@ -50,8 +50,8 @@ class RolloutSource:
         self.reset_timer()
 
     def reset_timer(self) -> None:
-        """Set the time and tokens of sampling to 0."""
-        self.seconds, self.num_tokens = 0.0, 0
+        """Set the time of sampling to 0."""
+        self.seconds = 0.0
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -88,7 +88,6 @@ class RolloutSource:
                 seed=seed,
             )
         self.seconds += time.perf_counter() - started
-        self.num_tokens += sum(len(completion.tokens) for group in groups for completion in group)
         return scored_rollouts(self.rewards, rows, indices, groups)
 
     def with_logps(
