@@ -29,7 +29,7 @@ def describe_collapse(
             "no prompt has two completions with rewards, so that the step has no gradient; check the reward functions, "
             "which return None for the other completions"
         )
-    elif len(groups) and np.allclose(np.nan_to_num(deviations_P), 0.0):
+    elif len(groups) > 1 and np.allclose(np.nan_to_num(deviations_P), 0.0):
         found["rewards"] = (
             "all completions of each prompt have equal rewards, so that the step has no gradient; use prompts of "
             "another difficulty, or raise temperature or num_generations"

@@ -13,6 +13,7 @@ ENDED = np.zeros(4, bool)
 def test_collapse_of_rewards_is_named_if_no_group_has_a_gradient():
     assert "no gradient" in describe_collapse(DIFFERENT, np.zeros(2), ENDED)["rewards"]
     assert describe_collapse(DIFFERENT, np.array([0.0, 0.1]), ENDED) == {}
+    assert describe_collapse(DIFFERENT[:1], np.zeros(1), ENDED[:2]) == {}, "one prompt may be too easy or too hard"
 
 
 def test_collapse_without_rewards_names_the_reward_functions():
