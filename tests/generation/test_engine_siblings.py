@@ -48,7 +48,7 @@ def test_engine_group_waits_until_the_batch_has_room_for_all_its_siblings():
     """Submit four groups of three with different limits to a batch of seven rows, which has room for two groups."""
     counts = []
     engine = engine_of(tiny_model("llama_grouped_heads"), max_rows=7)
-    groups = [[Answer(prompt, limit, row=row) for row in range(3)] for limit, prompt in enumerate(PROMPTS, 2)]
+    groups = [[Answer(prompt, limit, row=row) for row in range(3)] for limit, prompt in enumerate(PROMPTS, 4)]
     for first, *others in groups:
         first.request.siblings = [answer.request for answer in others]
         engine.submit(first.request)
