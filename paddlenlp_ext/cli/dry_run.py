@@ -24,6 +24,7 @@ from paddlenlp_ext.peft.formats.peft_experts import describe_layers_read_as_expe
 from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
+from paddlenlp_ext.trainer.build_model import unshareable
 from paddlenlp_ext.trainer.load_data import RunData, rows_beyond_context
 from paddlenlp_ext.trainer.memory.run_estimate import (
     ModelOutline,
@@ -156,12 +157,13 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
     # Only the first step of a stream is read.
     steps = [next(order.step_batches())] if isinstance(order, StreamOrder) else _first_epoch(order)
     micro_batches = [micro_batch for step_batch in steps for micro_batch in step_batch.micro_batches]
-    largest = max(micro_batches, key=lambda packs: _num_positions(config, rows, packs))
+    copies = _copies_of_prompts(config, outline)
+    largest = max(micro_batches, key=lambda packs: _num_positions(config, rows, packs, copies))
     target_tokens = sum(int(rows[index].loss_mask.sum()) for pack in largest for index in pack)
     target_tokens += _num_sampled(config, largest)
     state = estimate_decoding_state(config, outline)  # before `estimate_run`, which may shard the model
     num_states = _num_states(config, rows, largest)
-    estimate = estimate_run(config, outline, _num_positions(config, rows, largest), target_tokens, num_states)
+    estimate = estimate_run(config, outline, _num_positions(config, rows, largest, copies), target_tokens, num_states)
     title = "Peak memory of a process (estimated)" if outline.degrees != Degrees() else "Peak memory (estimated)"
     table = _two_columns(title)
     for part in fields(estimate):
@@ -179,11 +181,18 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
     return table
 
 
-def _num_positions(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:
+def _copies_of_prompts(config: RunConfig, outline: ModelOutline) -> int:
+    """Return how often a micro-batch computes each prompt: with GRPO, once for each completion unless it is shared."""
+    if config.grpo is None or (config.grpo.share_prompt and unshareable(outline.model) is None):
+        return 1
+    return config.grpo.num_generations
+
+
+def _num_positions(config: RunConfig, rows: Any, packs: list[list[int]], copies: int) -> int:
     """Return the number of token positions of a micro-batch, including padding."""
     if config.data.pad_to_max_length:
         return len(packs) * config.data.max_length
-    total = sum(rows[index].length for pack in packs for index in pack) + _num_sampled(config, packs)
+    total = sum(rows[index].length for pack in packs for index in pack) * copies + _num_sampled(config, packs)
     if config.data.share_prefix:
         total -= int(rows.prefixes.repeated(packs).sum())
     multiple = config.data.pad_to_multiple_of or 1
@@ -194,7 +203,7 @@ def _num_sampled(config: RunConfig, packs: list[list[int]]) -> int:
     """Return the maximum number of sampled tokens of a micro-batch with GRPO, else 0."""
     if config.grpo is None:
         return 0
-    return len(packs) * config.grpo.num_generations * (config.generation.max_new_tokens or 0)
+    return len(packs) * config.grpo.num_generations * (config.generation.max_new_tokens or 512)
 
 
 def _num_states(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:

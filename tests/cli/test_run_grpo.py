@@ -14,6 +14,7 @@ from paddlenlp_ext.config.errors import ConfigError
 from paddlenlp_ext.config.run_config import GRPO_SECTIONS
 from paddlenlp_ext.data.rollouts.rollout import read_rollouts
 from paddlenlp_ext.ops.cpp import bf16
+from paddlenlp_ext.trainer.memory.run_estimate import estimate_run
 
 PROMPTS = [{"src": f"{word} fig =", "answer": "fig"} for word in ("red", "blue", "lime", "plum")]
 REWARDS = """
@@ -183,6 +184,20 @@ def test_run_grpo_dry_run_and_preview_train_nothing(run, run_folders, capsys):
     run(preview_data=1)
     assert "red fig =" in capsys.readouterr().out
     assert not (run_folders / "out" / "rollouts").exists()
+
+
+def test_run_grpo_dry_run_counts_a_prompt_for_each_completion_unless_it_is_shared(run, monkeypatch):
+    positions = []
+
+    def estimate(config, outline, micro_batch_tokens, *arguments):
+        positions.append(micro_batch_tokens)
+        return estimate_run(config, outline, micro_batch_tokens, *arguments)
+
+    monkeypatch.setattr("paddlenlp_ext.cli.dry_run.estimate_run", estimate)
+    run(dry_run="true")
+    run(dry_run="true", share_prompt="false")
+    sampled = 2 * 4 * 6
+    assert positions[1] - sampled == 4 * (positions[0] - sampled) > 0
 
 
 @pytest.mark.parametrize(
