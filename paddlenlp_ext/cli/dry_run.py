@@ -203,7 +203,7 @@ def _num_sampled(config: RunConfig, packs: list[list[int]]) -> int:
     """Return the maximum number of sampled tokens of a micro-batch with GRPO, else 0."""
     if config.grpo is None:
         return 0
-    return len(packs) * config.grpo.num_generations * (config.generation.max_new_tokens or 512)
+    return len(packs) * config.grpo.num_generations * config.generation.max_completion_length
 
 
 def _num_states(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:

@@ -31,3 +31,8 @@ class GenerationConfig(OptionGroup):
         help="nucleus sampling: sample from the most likely tokens whose total probability reaches this value",
     )
     temperature: float = option(1.0, above=0, help="softmax temperature of sampling")
+
+    @property
+    def max_completion_length(self) -> int:
+        """Return the maximum number of tokens in a sampled completion."""
+        return self.max_new_tokens or 512

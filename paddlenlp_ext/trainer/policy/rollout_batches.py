@@ -113,16 +113,14 @@ class RolloutBatches:
         advantages_PG = group_advantages(rewards_PG, self._options)
         counted = [self._is_counted(rollout) for rollout in rollouts]
         lengths = [rollout.lengths * keep for rollout, keep in zip(rollouts, counted, strict=True)]
-        weights = completion_weights(np.concatenate(lengths), self._options, self._max_length)
+        weights = completion_weights(
+            np.concatenate(lengths), self._options, self._config.generation.max_completion_length
+        )
         parts = np.split(weights, np.cumsum([len(each) for each in lengths])[:-1])
         return [
             TrainingGroup(rollout, advantages_PG[index, : len(rollout.rewards)], parts[index], counted[index])
             for index, rollout in enumerate(rollouts)
         ]
-
-    @property
-    def _max_length(self) -> int:
-        return self._config.generation.max_new_tokens or 512
 
     def _is_counted(self, rollout: Rollout) -> np.ndarray:
         if not self._options.mask_truncated_completions:
@@ -196,7 +194,7 @@ class RolloutBatches:
                 "rollouts of the same model"
             )
         if self._options.loss_type == "bnpo":
-            weights = completion_weights(batch.lengths, self._options, self._max_length)
+            weights = completion_weights(batch.lengths, self._options, self._config.generation.max_completion_length)
             batch = dataclasses.replace(batch, weights=weights)
         return batch
 

@@ -91,7 +91,7 @@ def sample_completions(
             on_completion(completion)
 
     for number, ids in prompts:
-        limit = min(options.max_new_tokens or 512, longest - len(ids))
+        limit = min(options.max_completion_length, longest - len(ids))
         if limit < 1:
             raise ValueError(
                 f"prompt {number} has {len(ids)} tokens, and the model's context of {longest} leaves no room for a "
