@@ -80,8 +80,10 @@ def test_recompute_of_latent_attention_keeps_gradients(plan):
         model.hidden_states(IDS, document_lengths=[[9, 11], [20]]).square().mean().backward()
         runs.append({name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None})
     assert runs[0].keys() == runs[1].keys() and any("kv_a_proj" in name for name in runs[0])
+    # The layers of a plan that selects regions run op by op, not in training blocks.
+    tolerance = 0 if plan == RecomputePlan() else 3e-6
     for name, gradient in runs[0].items():
-        np.testing.assert_array_equal(runs[1][name], gradient, err_msg=name)
+        np.testing.assert_allclose(runs[1][name], gradient, rtol=0, atol=tolerance * abs(gradient).max(), err_msg=name)
 
 
 def test_packed_documents_of_latent_attention_equal_single_documents():

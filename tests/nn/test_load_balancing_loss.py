@@ -133,9 +133,11 @@ def test_recomputed_layers_have_the_same_loss_gradients_and_counts(plan):
             model.enable_recompute(recompute)
         results.append((*loss_and_gradients(model, IDS), model.load_balance.pop_counts()))
     (loss, gradients, counts), (other_loss, others, other_counts) = results
-    assert loss == other_loss and np.array_equal(counts, other_counts)
+    # The layers of a plan that selects regions run op by op, not in training blocks.
+    tolerance = 0 if plan == RecomputePlan() else 3e-6
+    assert loss == pytest.approx(other_loss, rel=tolerance, abs=0) and np.array_equal(counts, other_counts)
     for name, gradient in gradients.items():
-        np.testing.assert_array_equal(gradient, others[name], err_msg=name)
+        np.testing.assert_allclose(gradient, others[name], rtol=0, atol=tolerance * abs(gradient).max(), err_msg=name)
 
 
 def test_counts_are_those_of_passes_with_gradients_and_begin_again_after_they_are_read():
