@@ -14,10 +14,15 @@ from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
 from paddlenlp_ext.checkpoint.file_layouts.split_rows import SplitRows
 from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import StackedExperts
 from paddlenlp_ext.models.families.deepseek_v2 import latent_experts
+from paddlenlp_ext.models.kimi_delta_config import (
+    KIMI_DELTA_DEFAULTS,
+    KIMI_DELTA_TENSOR_PLAN,
+    complete_kimi_delta,
+    kimi_delta_mixers,
+)
 from paddlenlp_ext.models.latent_attention_config import complete_latent
 from paddlenlp_ext.models.moe_config import sigmoid_router, sparse_by_type
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, require
-from paddlenlp_ext.nn.kimi_delta_attention import KimiDeltaShape
 
 _ATTENTION = "model.layers.*.self_attn"
 _GATE = f"{_ATTENTION}.forget_gate"
@@ -39,16 +44,7 @@ def _files(feed_forwards: Mapping[str, str]) -> RenamedExperts:
 _WRITTEN = _files({f"{_MLP}.{name}": f"{_SPARSE}.{name}" for name in ("gate", "experts", "shared_experts")})
 _READ = _files({_MLP: _SPARSE})  # transformers also writes dense feed-forwards under this name
 _CONVOLUTIONS = {"self_attn.conv1d": dict.fromkeys((f"self_attn.{part}_conv1d" for part in "qkv"), 1)}
-_PLAN = {
-    **{f"{_ATTENTION}.{name}_proj": "colwise" for name in ("q", "k", "v", "b")},
-    f"{_ATTENTION}.conv1d": "replicated",
-    f"{_GATE}.f_a_proj": "replicated",
-    f"{_GATE}.f_b_proj": "inner_colwise",
-    f"{_ATTENTION}.g_a_proj": "replicated",
-    f"{_ATTENTION}.g_b_proj": "inner_colwise",
-    f"{_ATTENTION}.o_norm": "replicated",
-}
-_NAMES = {
+_PUBLISHED_NAMES = {
     "max_position_embeddings": "model_max_length",
     "n_group": "num_expert_group",
     "n_routed_experts": "num_experts",
@@ -57,67 +53,36 @@ _NAMES = {
     "num_experts_per_tok": "num_experts_per_token",
 }
 """Common key -> key of the published models."""
-_KDA, _FULL = "linear_attention", "full_attention"
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace the keys of the published models with the common keys.
 
     Raises:
-        ValueError: `full_attn_layers` is not a list of layer numbers; see also `complete_latent`.
+        ValueError: see `complete_kimi_delta` and `complete_latent`.
     """
-    completed, linear = dict(config), config.get("linear_attn_config") or {}
+    completed = complete_kimi_delta(config)
     completed.setdefault("n_routed_experts", config.get("num_local_experts"))
-    for key, published in _NAMES.items():
+    for key, published in _PUBLISHED_NAMES.items():
         completed[key] = config[published] if published in config else completed.get(key)
-    if not config.get("layer_types"):
-        full = _full_layers(linear.get("full_attn_layers"), config["num_hidden_layers"])
-        completed["layer_types"] = [_FULL if layer in full else _KDA for layer in range(config["num_hidden_layers"])]
-    names = {"linear_head_dim": "head_dim", "linear_num_heads": "num_heads"}
-    names["linear_conv_kernel_dim"] = "short_conv_kernel_size"
-    completed |= {key: linear[name] for key, name in names.items() if name in linear}
     return complete_latent({key: value for key, value in completed.items() if value is not None})
-
-
-def _full_layers(numbers: Any, count: int) -> list[int]:
-    """Return the indices of the layers with latent attention, given their numbers from 1; None: every fourth index."""
-    if numbers is None:
-        return list(range(4, count, 4))
-    if not isinstance(numbers, list) or not all(type(number) is int and 1 <= number <= count for number in numbers):
-        raise ValueError(
-            "full_attn_layers of linear_attn_config in config.json must be a list of layer numbers from 1 to "
-            f"{count}, got {numbers!r}"
-        )
-    return [number - 1 for number in numbers]
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
     require(config, "moe_router_activation_func", None, "sigmoid")
     require(config, "mla_use_nope", None, True)
-    layers, types = config.size("num_hidden_layers"), config.value("layer_types")
-    if {*types} - {_KDA, _FULL} or len(types) != layers:
-        raise ValueError(
-            f"layer_types in config.json must be {_KDA} or {_FULL} for each of the {layers} layers, got {len(types)} "
-            f"entries: {', '.join(sorted({*types}))}"
-        )
-    shape = KimiDeltaShape(
-        hidden_size=config.size("hidden_size"),
-        num_heads=config.size("linear_num_heads"),
-        head_dim=config.size("linear_head_dim"),
-        num_taps=config.size("linear_conv_kernel_dim"),
-        norm_epsilon=float(config.value("rms_norm_eps")),
-    )
+    layers, mixers = config.size("num_hidden_layers"), kimi_delta_mixers(config)
     first = config.value("first_k_dense_replace")
     sparse = sparse_by_type(config, num_dense=min(1 if first is None else first, layers))
     differences = latent_experts(config, sigmoid_router(config), sparse, rotates=(False,) * layers)
     plan = differences["tensor_plan"]
-    if _FULL not in types:
+    if None not in mixers:
         plan = {name: style for name, style in plan.items() if ".kv_" not in name and ".q_a" not in name}
     return {
         **differences,
         "file_layout": SplitRows(_CONVOLUTIONS, read=_READ, written=_WRITTEN),
-        "mixers": tuple(shape if kind == _KDA else None for kind in types),
-        "tensor_plan": {**plan, **_PLAN} if _KDA in types else plan,
+        "mixers": mixers,
+        "tensor_plan": {**plan, **KIMI_DELTA_TENSOR_PLAN} if any(mixers) else plan,
     }
 
 
@@ -127,10 +92,8 @@ FAMILIES.register("kimi_linear")(
         _differences,
         DECODER_TENSOR_PLAN,
         {
+            **KIMI_DELTA_DEFAULTS,
             "kv_lora_rank": 512,
-            "linear_conv_kernel_dim": 4,
-            "linear_head_dim": 128,
-            "linear_num_heads": 32,
             "max_position_embeddings": 1_048_576,
             "moe_intermediate_size": 1024,
             "n_group": 1,
