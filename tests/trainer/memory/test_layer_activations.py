@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import gc
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +25,7 @@ from paddlenlp_ext.trainer.memory.saved_inputs import saved_inputs
 from tests.common.adapters import default_config
 from tests.common.models import TINY_LATENT, TINY_LLAMA
 from tests.common.training import VOCABULARY
+from tests.trainer.memory.allocated import allocated_bytes
 
 SHAPE = {**TINY_LLAMA, "hidden_size": 64, "intermediate_size": 160}
 MIXTRAL = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -131,18 +131,10 @@ def config_of(switch: str) -> PeftConfig:
 def bytes_saved(model: paddle.nn.Layer, length: int, around: AbstractContextManager[None]) -> int:
     """Return the bytes of tensors that exist after a forward pass."""
     ids = paddle.to_tensor(np.random.default_rng(0).integers(1, VOCABULARY, (1, length)))
-
-    def allocated() -> int:
-        gc.collect()
-        account = (ctypes.c_int64 * 3)()
-        if library.library() is not None:
-            library.library().buffers_account(account)
-        return paddle.base.core.host_memory_stat_current_value("Allocated", 0) + account[1]
-
-    before = allocated()
+    before = allocated_bytes()
     with around:
         hidden = model.hidden_states(ids)
-    after = allocated()
+    after = allocated_bytes()
     assert not hidden.stop_gradient
     return after - before
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
+from collections.abc import Iterator
 
 import numpy as np
 import paddle
@@ -13,12 +13,12 @@ from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.nn.token_mixer import TokenMixer
-from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.trainer.memory.estimate import estimate_memory
 from paddlenlp_ext.trainer.memory.layer_activations import CPU_CPP
 from paddlenlp_ext.trainer.memory.recurrent_states import decoding_state_bytes, training_state_bytes
 from tests.common.marks import needs_cpp
 from tests.generation.tiny_models import FAMILIES, SIZES, tiny_model
+from tests.trainer.memory.allocated import allocated_bytes
 
 RECURRENT = (
     "qwen3_5_gated_delta",
@@ -58,22 +58,25 @@ def test_decoding_state_in_16_bits_has_smaller_windows_and_equal_matrices():
 
 def bytes_held(model, documents, parents) -> int:
     """Return the bytes that a forward pass over the documents leaves for the backward pass."""
-
-    def allocated() -> int:
-        gc.collect()
-        account = (ctypes.c_int64 * 3)()
-        library.library().buffers_account(account)
-        return paddle.base.core.host_memory_stat_current_value("Allocated", 0) + account[1]
-
     ids = paddle.to_tensor(np.random.default_rng(0).integers(1, SIZES["vocab_size"], (1, sum(documents))))
-    before = allocated()
+    before = allocated_bytes()
     hidden = model.hidden_states(ids, document_lengths=[documents], document_parents=[parents])
-    after = allocated()
+    after = allocated_bytes()
     assert not hidden.stop_gradient
     return after - before
 
 
+@pytest.fixture
+def frozen_garbage() -> Iterator[None]:
+    """Exclude the objects of other tests from garbage collection, which would take seconds."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @needs_cpp
+@pytest.mark.usefixtures("frozen_garbage")
 @pytest.mark.parametrize("model_type", list(WIDE))
 def test_states_of_documents_are_saved_only_if_a_document_continues_another(model_type):
     family = next(changes for changes in FAMILIES.values() if changes["model_type"] == model_type and len(changes) > 4)
@@ -83,12 +86,9 @@ def test_states_of_documents_are_saved_only_if_a_document_continues_another(mode
     children = [None] + [0] * (NUM_DOCUMENTS - 1)
     cases = {"one": ([LENGTH], [None]), "alone": (documents, [None] * NUM_DOCUMENTS), "children": (documents, children)}
     held = {}
-    gc.collect()
-    gc.freeze()  # later collections skip the objects of other tests, which would take seconds
     for name, case in cases.items():
         bytes_held(model, *case)  # allocates tables, which are made once
         held[name] = sorted(bytes_held(model, *case) for _ in range(3))[1]
-    gc.unfreeze()
     state = training_state_bytes(model, range(2), None)
     assert abs(held["alone"] - held["one"]) < state
     assert held["children"] - held["alone"] == pytest.approx(NUM_DOCUMENTS * state, rel=0.05)
