@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-fast test-layouts test-gpu test-portable test-avx2 mutants sanitize coverage lint hooks golden check-peers check-lm-eval check-server check-exports check-trackers bench docs clean
+.PHONY: quickstart test test-fast test-layouts test-devices test-gpu test-portable test-avx2 mutants sanitize coverage lint hooks golden check-peers check-lm-eval check-server check-exports check-trackers bench docs clean
 
 quickstart: .venv/installed
 	$(BIN)/python examples/quickstart.py
@@ -11,13 +11,16 @@ quickstart: .venv/installed
 IN_PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -m "not layouts" $(IN_PARALLEL)
+	$(BIN)/python -m pytest -m "not layouts and not devices" $(IN_PARALLEL)
 
 test-fast: .venv/installed-dev
-	$(BIN)/python -m pytest -m "not slow and not layouts" $(IN_PARALLEL)
+	$(BIN)/python -m pytest -m "not slow and not layouts and not devices" $(IN_PARALLEL)
 
 test-layouts: .venv/installed-dev
 	$(BIN)/python -m pytest -m layouts
+
+test-devices: .venv/installed-dev
+	$(BIN)/python -m pytest -m devices
 
 # The tests that need a GPU, and the self-check, in an environment with paddlepaddle-gpu and the extra dev (docs/gpu.md):
 #   make test-gpu PYTHON=~/gpu-env/bin/python
@@ -57,7 +60,7 @@ test-avx2: .venv/installed-dev
 
 # Line and branch coverage of the fast tests, child processes included; the report is written to build/coverage.
 coverage: .venv/installed-dev
-	$(BIN)/python -m pytest -m "not slow and not layouts" --cov --cov-report=term --cov-report=html
+	$(BIN)/python -m pytest -m "not slow and not layouts and not devices" --cov --cov-report=term --cov-report=html
 
 # Everything that CI checks without running code.
 lint: .venv/installed-dev

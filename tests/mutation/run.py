@@ -44,7 +44,7 @@ STATE = ROOT / "build" / "mutation"
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 """Faults that change nothing that a user or caller could notice: key, place and reason, one a line."""
 PACKAGES = ("data", "config", "trainer", "peft", "checkpoint", "nn", "ops", "generation")
-_MARKERS = "not slow and not layouts"
+_MARKERS = "not slow and not layouts and not devices"
 _SECONDS = 30  # after which no further test file of a fault is started
 
 
