@@ -42,7 +42,8 @@ class SamplingArguments(ModelArguments):
     min_margin: float = option(
         0.0,
         minimum=0,
-        help="preference: minimum difference between the total rewards of a pair; equal rewards never pair",
+        help="preference: minimum difference between the total rewards of a pair; answers with equal rewards are never "
+        "a pair",
     )
     num_generations: int = option(8, minimum=1, aliases=("num_return_sequences",), help="number of answers per prompt")
     src_length: int = option(

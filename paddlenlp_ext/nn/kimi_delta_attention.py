@@ -86,7 +86,7 @@ class KimiDeltaShape(MixerShape):
 
 
 class ForgetGate(nn.Layer):
-    """Projections and parameters of the decays; `A_log` has the shape [1, 1, N, 1] of files."""
+    """Projections and parameters of the decays; `A_log` has the shape [1, 1, N, 1], as in files."""
 
     def __init__(self, shape: KimiDeltaShape) -> None:
         super().__init__()

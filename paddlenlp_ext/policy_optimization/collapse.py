@@ -31,8 +31,8 @@ def describe_collapse(
         )
     elif len(groups) > 1 and np.allclose(np.nan_to_num(deviations_P), 0.0):
         found["rewards"] = (
-            "all completions of each prompt have equal rewards, so that the step has no gradient; use prompts of "
-            "another difficulty, or raise temperature or num_generations"
+            "all completions of each prompt have equal rewards, so that the step has no gradient; use easier or harder "
+            "prompts, or raise temperature or num_generations"
         )
     most, total = _most_common(tokens for group in groups for tokens in group)
     if len(groups) > 1 and most > _MOST_REPEATED * total:

@@ -7,7 +7,7 @@ With the probability ratio p = exp(log pi - log pi_old) and the advantage A of t
 - With `importance_sampling_level` sequence, p is the geometric mean of the ratios of the completion's tokens (GSPO,
   arXiv:2507.18071).
 - `epsilon_high` above `epsilon` gives rare tokens more room to become likely (DAPO, arXiv:2503.14476).
-- `delta` is an upper bound of the first p, for negative advantages (arXiv:2505.07291).
+- `delta` is an upper bound of p in the first term; it has an effect only for negative advantages (arXiv:2505.07291).
 - c corrects the difference between the probabilities in sampling and in training (`sampling_correction`).
 - k estimates the KL divergence from the reference model by exp(q) - q - 1 with q = log pi_ref - log pi. With
   `use_bias_correction_kl`, k is multiplied by p.

@@ -42,13 +42,22 @@ class GRPOConfig(OptionGroup):
     )
     use_bias_correction_kl: bool = option(True, help="multiply the KL divergence by the probability ratio")
     epsilon: float = option(
-        0.2, minimum=0, aliases=("epsilon_low", "clip_range_ratio", "clip_range_ratio_low"), help="lower clip range"
+        0.2,
+        minimum=0,
+        aliases=("epsilon_low", "clip_range_ratio", "clip_range_ratio_low"),
+        help="lower clip range: the ratio is clipped at 1 - epsilon",
     )
     epsilon_high: float | None = option(
-        None, minimum=0, aliases=("clip_range_ratio_high",), help="upper clip range; unset: epsilon"
+        None,
+        minimum=0,
+        aliases=("clip_range_ratio_high",),
+        help="upper clip range: the ratio is clipped at 1 + epsilon_high; unset: epsilon",
     )
     delta: float | None = option(
-        None, above=0, aliases=("clip_range_ratio_c",), help="upper bound of the ratio for negative advantages too"
+        None,
+        above=0,
+        aliases=("clip_range_ratio_c",),
+        help="upper bound of the ratio for negative advantages (two-sided clipping); unset: no bound",
     )
     num_iterations: int = option(
         1, minimum=1, aliases=("update_iters",), help="number of passes over each sampled batch"
@@ -67,7 +76,7 @@ class GRPOConfig(OptionGroup):
     advantage_estimator: str = option(
         "grpo",
         choices=("grpo", "rloo"),
-        help="baseline of a reward: mean of the group; rloo: mean of the other rewards",
+        help="baseline of a reward: grpo the mean reward of the group; rloo the mean of the other rewards of the group",
     )
     mask_truncated_completions: bool = option(False, help="exclude completions without an end token from the loss")
     importance_sampling_correction: bool | None = option(

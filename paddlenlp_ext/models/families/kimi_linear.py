@@ -1,7 +1,7 @@
 """Kimi Linear: Kimi delta attention in most layers, latent attention without RoPE in the others. Moonshot AI 2025.
 
 arXiv:2510.26692. Experts and routers are like DeepSeek V3's. Files store the convolution of a layer in three parts, and
-other names of forget gates and experts than the model.
+name forget gates and experts differently from the model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reward of working code: the share of a row's tests that the code in a completion passes."""
+"""Reward of working code: the fraction of a row's tests that the code in a completion passes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_code(config: RewardsConfig) -> RewardFunction:
             "this is safe, and set reward_run_code to true"
         )
     if sys.platform != "linux":
-        raise ValueError("reward_funcs: run_code limits processes on Linux only; run it on Linux or in WSL 2")
+        raise ValueError("reward_funcs: run_code can limit processes only on Linux; use Linux or WSL 2")
     return _TestedCode(config)
 
 
@@ -49,7 +49,7 @@ class _TestedCode:
         self._limits = {"seconds": config.reward_code_seconds, "memory": config.reward_code_memory << 20}
 
     def __call__(self, completions: Sequence[Any], **columns: Sequence[Any]) -> list[float | None]:
-        """Return the share of passed tests of each completion; None: its row has no tests."""
+        """Return the fraction of passed tests of each completion; None: its row has no tests."""
         tests = column_of(columns, self._column, "reward_code_column")
         with ThreadPoolExecutor(threads_per_process()) as executor:
             pairs = zip(completions, tests, strict=True)

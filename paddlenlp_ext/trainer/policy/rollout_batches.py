@@ -202,7 +202,7 @@ class RolloutBatches:
 def _read(file: Path) -> list[Rollout]:
     if not file.is_file():
         raise ValueError(
-            f"{file} is missing, which has the completions that the checkpoint was trained on; restore the file, or "
+            f"{file} is missing; it has the completions that the checkpoint was trained on. Restore the file, or "
             "start a new run with another output_dir"
         )
     return read_rollouts(file)

@@ -65,7 +65,7 @@ def sample_completions(
 ) -> list[list[Completion]]:
     """Return sampled completions of each prompt.
 
-    A completion depends on the weights, the prompt, its number and the seed.
+    A completion depends on the weights, the prompt and its number, the index of the completion, and the seed.
 
     Args:
         model: model in evaluation mode.
