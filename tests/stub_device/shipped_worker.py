@@ -57,7 +57,9 @@ SMALL_RUN = {
     "bf16": False,  # the plug-in reports no bfloat16 arithmetic
     "fp16_opt_level": "O1",
     "num_train_epochs": 2,
+    "max_steps": -1,
     "gradient_accumulation_steps": 3,  # a step per epoch
+    "save_strategy": "epoch",
     "save_total_limit": 2,
     "disable_tqdm": True,
 }
