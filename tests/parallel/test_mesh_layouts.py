@@ -67,7 +67,7 @@ FOUR = {
         Case("sft-latent-sequence-stages", DIVIDED, {**TINY_LATENT, **DEEP, "first_k_dense_replace": 4}),
         Case("sft-sequence-stages", DIVIDED, DEEP),
         # Larger steps amplify the rounding of step 1, 5e-8 of the gradient norm, to 4e-4.
-        Case("sft-qwen3_5-sequence-stages", {**DIVIDED, "recompute": True, "learning_rate": 3e-4}, repeated(QWEN3_5)),
+        Case("sft-qwen3_5-sequence-stages", {**DIVIDED, "recompute": True, "learning_rate": 1e-4}, repeated(QWEN3_5)),
         Case("lora-lfm2-sequence-stages", DIVIDED, repeated(LFM2), *LORA),
         Case("sft-gemma4-sequence-stages", DIVIDED, repeated(GEMMA_4)),
         Case("lora-granite_4_h-sequence-stages", DIVIDED, repeated(GRANITE_4_H), *LORA),

@@ -59,6 +59,7 @@ SMALL_RUN = {
     "num_train_epochs": 2,
     "max_steps": -1,
     "gradient_accumulation_steps": 3,  # a step per epoch
+    "evaluation_strategy": "epoch",
     "save_strategy": "epoch",
     "save_total_limit": 2,
     "disable_tqdm": True,
