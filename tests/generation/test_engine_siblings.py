@@ -1,4 +1,4 @@
-"""Requests that share the prefill of their prompt: the tokens of each are those of a request of its own."""
+"""Requests that share the prefill of their prompt give the same tokens as requests with a prefill each."""
 
 from __future__ import annotations
 
