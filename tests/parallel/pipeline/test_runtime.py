@@ -80,7 +80,8 @@ LONG = [
     Case("reft", PIPELINE, DEEP, "reft", {"rank": 4}),
     Case("sft-softcaps", VIRTUAL, SOFT_CAPS),
     Case("sft-layer-sizes-recomputed", {**VIRTUAL, "recompute": True}, repeated(GEMMA_4)),
-    Case("sft-qwen3_5-recomputed", {**VIRTUAL, "recompute": True}, repeated(QWEN3_5)),
+    # The default rate raises the gradient norm to 23, which amplifies rounding beyond the tolerance.
+    Case("sft-qwen3_5-recomputed", {**VIRTUAL, "recompute": True, "learning_rate": 1e-4}, repeated(QWEN3_5)),
     Case("lora-lfm2", VIRTUAL, repeated(LFM2), "lora", {"rank": 4}),
     Case("sft-granite_4_h", VIRTUAL, repeated(GRANITE_4_H)),
     Case("lora-nemotron_h", PIPELINE, NEMOTRON_H, "lora", {"rank": 4}),
