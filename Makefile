@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Without cached bytecode, every test process would compile the package and the tests again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: quickstart test test-fast test-layouts test-devices test-gpu test-portable test-avx2 mutants sanitize coverage lint hooks golden check-peers check-lm-eval check-server check-exports check-trackers bench docs clean
 
 quickstart: .venv/installed

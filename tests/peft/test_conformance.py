@@ -30,9 +30,12 @@ from tests.common.adapters import (
 )
 from tests.peft.adapted_case import EVERY_METHOD, METHODS_OF_EXPERTS, Case, case_keys, plain_base
 
+CASES_OF_METHODS = [*case_keys(EVERY_METHOD, ["llama_layer"]), *case_keys(METHODS_OF_EXPERTS, ["experts_layer"])]
+"""Cases of the tests whose outcome depends on the method only: each method once, and once more beside experts."""
 CASES = [
-    *case_keys(EVERY_METHOD, ["llama_layer", "qwen2", "latent_layer"]),
-    *case_keys(METHODS_OF_EXPERTS, ["experts_layer", "latent_experts"]),
+    *CASES_OF_METHODS,
+    *case_keys(EVERY_METHOD, ["qwen2", "latent_layer"]),
+    *case_keys(METHODS_OF_EXPERTS, ["latent_experts"]),
     *case_keys(
         {name: each for name, each in EVERY_METHOD.items() if name != "prefix_tuning"},
         ["convolutions", "gated_delta", "split_delta", "mamba2", "two_mixers", "kimi_delta", "single_blocks"],
@@ -54,6 +57,9 @@ SAME_START_FOR_EVERY_SEED = (
 def case(request: pytest.FixtureRequest) -> Case:
     """Return a case; with this scope, pytest runs all tests of a case in turn, and then releases its models."""
     return Case(request.param)
+
+
+once_per_method = pytest.mark.parametrize("case", CASES_OF_METHODS, indirect=True, ids=str)
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +103,7 @@ def test_from_pretrained_restores_the_same_bits(case: Case, folder: Path):
     assert np.array_equal(logits_of(loaded), case.trained_logits)
 
 
+@once_per_method
 def test_load_weights_over_another_start_restores_saved_adapter(case: Case, folder: Path):
     """Check also that a start by another seed differs, before the adapter is loaded."""
     other = case.new(seed=7)
@@ -106,6 +113,7 @@ def test_load_weights_over_another_start_restores_saved_adapter(case: Case, fold
     assert np.array_equal(logits_of(other), case.trained_logits)
 
 
+@once_per_method
 def test_get_peft_model_with_path_starts_from_saved_adapter(case: Case, folder: Path):
     warm = get_peft_model(case.base(), PEFT_METHODS.get(case.method.switch)(path=str(folder)))
     warm.eval()
@@ -194,11 +202,13 @@ def test_kv_cache_decoding_matches_full_forward(case: Case):
     np.testing.assert_allclose(np.concatenate(parts, axis=1), expected, rtol=case.tolerance, atol=case.tolerance)
 
 
+@once_per_method
 def test_get_peft_model_start_ignores_the_seed_of_paddle(case: Case):
     paddle.seed(2)
     assert same_bits(arrays(case.started.adapter_state()), arrays(case.new().adapter_state()))
 
 
+@once_per_method
 def test_get_peft_model_unknown_target_suggests_the_nearest(case: Case):
     switch = case.method.switch
     if "target_modules" not in {field.name for field in dataclasses.fields(PEFT_METHODS.get(switch))}:
@@ -209,11 +219,13 @@ def test_get_peft_model_unknown_target_suggests_the_nearest(case: Case):
         get_peft_model(plain_base(case.family), default_config(switch, target_modules=[typo]))
 
 
+@once_per_method
 def test_get_peft_model_second_adapter_raises(case: Case):
     with pytest.raises(ValueError, match="already has an adapter"):
         get_peft_model(case.started.base_model, case.method.config())
 
 
+@once_per_method
 def test_load_tensors_mismatch_lists_missing_unexpected_and_misshapen(case: Case, tmp_path: Path):
     model = case.started
     state = model.adapter_state()
