@@ -53,3 +53,12 @@ def group_deviations(rewards_PG: np.ndarray) -> np.ndarray:
     squares_P = np.nansum(np.square(rewards_PG - means_P1), axis=1)
     counts_P = counts_P1[:, 0]
     return np.where(counts_P > 1, np.sqrt(squares_P / np.maximum(counts_P - 1, 1)), np.nan)
+
+
+def lack_gradient(deviations_P: np.ndarray) -> np.ndarray:
+    """Return which groups have only advantages of 0, bool [P].
+
+    Args:
+        deviations_P: result of `group_deviations`; NaN, with fewer than two rewards, counts as 0.
+    """
+    return np.isclose(np.nan_to_num(deviations_P), 0.0)

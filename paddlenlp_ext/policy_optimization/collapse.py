@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from paddlenlp_ext.policy_optimization.advantages import lack_gradient
+
 _MOST_REPEATED = 0.9
 """Fraction of equal completions, to different prompts, that counts as a collapse."""
 _MOST_TRUNCATED = 0.9
@@ -29,7 +31,7 @@ def describe_collapse(
             "no prompt has two completions with rewards, so that the step has no gradient; check the reward functions, "
             "which return None for the other completions"
         )
-    elif len(groups) > 1 and np.allclose(np.nan_to_num(deviations_P), 0.0):
+    elif len(groups) > 1 and lack_gradient(deviations_P).all():
         found["rewards"] = (
             "all completions of each prompt have equal rewards, so that the step has no gradient; use easier or harder "
             "prompts, or raise temperature or num_generations"

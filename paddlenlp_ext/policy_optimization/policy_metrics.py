@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paddlenlp_ext.policy_optimization.advantages import lack_gradient
+
 SUMMED = (
     "kl",
     "entropy",
@@ -89,14 +91,13 @@ def reward_metrics(
 
     Args:
         rewards_PG: total reward of each completion.
-        deviations_P: standard deviation of the rewards of each group; NaN, with fewer than two rewards, counts as 0,
-            because the group has no gradient.
+        deviations_P: standard deviation of the rewards of each group; see `lack_gradient`.
         by_function: name of a reward function -> its rewards.
     """
     metrics = {
         "reward": _mean(rewards_PG),
         "reward_std": _deviation(rewards_PG),
-        "frac_reward_zero_std": float(np.isclose(np.nan_to_num(deviations_P), 0.0).mean()),
+        "frac_reward_zero_std": float(lack_gradient(deviations_P).mean()),
     }
     for name, values in by_function.items():
         metrics[f"rewards/{name}/mean"] = _mean(values)

@@ -22,7 +22,7 @@ from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.preference.pair_dataset import load_preference_dataset, load_reward_dataset
 from paddlenlp_ext.data.readers.held_out import describe_ratio
 from paddlenlp_ext.data.readers.in_memory import Rows
-from paddlenlp_ext.data.rollouts.prompt_dataset import load_policy_rows
+from paddlenlp_ext.data.rollouts.prompt_dataset import StoredRollouts, load_policy_rows
 from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.load import load_training_template
@@ -31,6 +31,7 @@ from paddlenlp_ext.data.training_rows import TrainingRows, load_rows
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.added_tokens import extend_vocabulary
+from paddlenlp_ext.trainer.policy.dynamic_sampling import drop_stored_without_gradient
 from paddlenlp_ext.utils.json_reader import IN_MEMORY
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -150,7 +151,9 @@ def load_splits(
         `train_rows`, `eval_rows` and `test_rows` of `RunData`.
     """
     load = _row_loader(config, tokenizer, template)
-    train = load(config.data, split="train", rows=train_rows) if config.train.do_train else None
+    train: Any = load(config.data, split="train", rows=train_rows) if config.train.do_train else None
+    if isinstance(train, StoredRollouts) and config.grpo is not None and config.grpo.dynamic_sampling:
+        train = drop_stored_without_gradient(train)
     dev = _load_dev_sets(config, load, train_rows, eval_rows) if config.train.do_eval else None
     test = load(config.data, split="test") if config.train.do_predict else None
     return train, dev, test

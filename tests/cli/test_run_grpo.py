@@ -22,6 +22,10 @@ def even(prompts, completions, completion_ids, answer, **columns):
     assert len(prompts) == len(completions) == len(answer) and set(answer) == {"fig"}
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
 
+def even_unless_plum(prompts, completion_ids, **columns):
+    return [0.0 if "plum" in prompt else sum(token % 2 == 0 for token in ids) / len(ids)
+            for prompt, ids in zip(prompts, completion_ids)]
+
 def short(completion_ids, **columns):
     return [-0.01 * len(ids) for ids in completion_ids]
 """
@@ -145,6 +149,39 @@ def test_run_grpo_uses_a_sampled_batch_for_several_steps(run):
     assert [("reward" in step) for step in steps] == [True, False, False, False]
     is_clipped = [step["clip_ratio/region_mean"] > 0 for step in steps]
     assert is_clipped == [False, True, True, True], "only the first step has the weights that sampled"
+
+
+def test_run_grpo_with_dynamic_sampling_trains_only_on_groups_whose_rewards_differ(run, run_folders):
+    keys = {"reward_funcs": f"{run_folders}/rewards.py:even_unless_plum", "reward_weights": None}
+    size = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
+    out = run(**keys, **size, dynamic_sampling="true", num_train_epochs=2)
+    steps = metrics(out)
+    for step, file in zip(steps, sorted((out / "rollouts").iterdir()), strict=True):
+        groups = read_rollouts(file)
+        assert all(np.ptp(each.rewards) > 0 for each in groups)
+        trained, sampled = len(groups), step["dynamic_sampling/num_groups"]
+        dropped = step["frac_reward_zero_std"] * sampled
+        assert trained + dropped <= sampled + 1e-6 and (step["dynamic_sampling/num_rounds"] > 1) == (dropped > 0.5)
+    assert max(step["dynamic_sampling/num_rounds"] for step in steps) > 1
+
+
+def test_run_grpo_with_dynamic_sampling_names_a_batch_that_it_cannot_fill(run, run_folders, caplog):
+    (run_folders / "rewards.py").write_text("def same(completions, **columns): return [1.0] * len(completions)")
+    keys = {"reward_funcs": f"{run_folders}/rewards.py:same", "reward_weights": None}
+    step, *_ = metrics(run(**keys, dynamic_sampling="true", max_gen_batches=2, max_steps=1))
+    assert (step["dynamic_sampling/num_rounds"], step["frac_reward_zero_std"], step["loss"]) == (2, 1, 0)
+    assert "after 2 rounds of sampling, 4 of 4 groups have equal rewards and no gradient" in caplog.text
+
+
+def test_run_grpo_with_dynamic_sampling_drops_stored_groups_with_equal_rewards(run, run_folders, caplog):
+    keys = {"reward_funcs": f"{run_folders}/rewards.py:even_unless_plum", "reward_weights": None, "max_steps": 1}
+    first = run(**keys, per_device_train_batch_size=32, output_dir=run_folders / "first")
+    stored = first / "rollouts" / "epoch-0-batch-000000.jsonl"
+    assert len(read_rollouts(stored)) == 8
+    options = {"rollouts_path": stored, "train_dataset_path": None, "dynamic_sampling": "true", "max_steps": 1}
+    step, *_ = metrics(run(**options, per_device_train_batch_size=32))
+    assert step["frac_reward_zero_std"] == 0
+    assert "dynamic_sampling: dropped 2 of 8 groups" in caplog.text
 
 
 def test_run_grpo_selects_the_checkpoint_with_the_best_reward(run, run_folders):

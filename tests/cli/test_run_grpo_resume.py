@@ -66,6 +66,23 @@ def test_run_that_is_killed_resumes_to_the_same_bits(run, run_folders, monkeypat
         assert file.read_bytes() == (killed / "rollouts" / file.name).read_bytes()
 
 
+@pytest.mark.parametrize(("owner", "name", "call"), [(OptimizerStep, "_collate_local", 4), (Engine, "step", 20)])
+def test_run_with_dynamic_sampling_resumes_to_the_same_bits(run, run_folders, monkeypatch, owner, name, call):  # noqa: F811
+    rewards = {"reward_funcs": f"{run_folders}/rewards.py:even_unless_plum", "reward_weights": None}
+    keys = {**KEYS, **SEVERAL_STEPS, **rewards, "dynamic_sampling": "true", "max_gen_batches": 3}
+    straight = run(**keys, output_dir=run_folders / "straight")
+    assert max(step.get("dynamic_sampling/num_rounds", 0) for step in metrics(straight)) > 1
+    with monkeypatch.context() as patch:
+        kill_at(patch, owner, name, call)
+        with pytest.raises(KilledError):
+            run(**keys, output_dir=run_folders / "killed")
+    killed = run(**keys, output_dir=run_folders / "killed", resume_from_checkpoint="true")
+    for tensor, values in adapter(straight).items():
+        np.testing.assert_array_equal(adapter(killed)[tensor], values)
+    for file in (straight / "rollouts").iterdir():
+        assert file.read_bytes() == (killed / "rollouts" / file.name).read_bytes()
+
+
 def test_resume_without_the_rollouts_of_the_checkpoint_names_the_file(run, run_folders, monkeypatch):  # noqa: F811
     with monkeypatch.context() as patch:
         kill_at(patch, OptimizerStep, "_collate_local", 3)

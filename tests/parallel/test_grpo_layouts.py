@@ -46,9 +46,14 @@ def write_keys(folder: Path, output: str, **keys: object) -> list[str]:
     return [str(LLM / "run_grpo.py"), str(folder / f"{output}.json")]
 
 
+@pytest.mark.parametrize("is_dynamic", [False, True], ids=["", "dynamic_sampling"])
 @pytest.mark.parametrize("keys", [{}, {"sharding": "stage2"}], ids=["data", "stage2"])
-def test_grpo_on_two_processes_matches_one_process(run_folders, keys):
-    one = start(1, write_keys(run_folders, "one", gradient_accumulation_steps=2), run_folders)
+def test_grpo_on_two_processes_matches_one_process(run_folders, keys, is_dynamic):
+    if is_dynamic:
+        funcs = [f"{run_folders}/rewards.py:even_unless_plum"]
+        keys = {**keys, "dynamic_sampling": True, "reward_funcs": funcs}
+    alone = {name: value for name, value in keys.items() if name != "sharding"}
+    one = start(1, write_keys(run_folders, "one", gradient_accumulation_steps=2, **alone), run_folders)
     assert one.returncode == 0, logs(run_folders)
     two = start(2, write_keys(run_folders, "two", **keys), run_folders)
     assert two.returncode == 0, logs(run_folders)

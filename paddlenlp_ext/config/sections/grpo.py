@@ -1,6 +1,7 @@
 """Configuration sections of GRPO (`llm/run_grpo.py`): groups, loss and sampling.
 
-Names and defaults follow TRL's `GRPOConfig`; other names of the keys are from PaddleNLP and verl.
+Names and defaults follow TRL's `GRPOConfig`; other names of the keys are from PaddleNLP, verl,
+ms-swift and NeMo RL.
 """
 
 from __future__ import annotations
@@ -77,6 +78,17 @@ class GRPOConfig(OptionGroup):
         "grpo",
         choices=("grpo", "rloo"),
         help="baseline of a reward: grpo the mean reward of the group; rloo the mean of the other rewards of the group",
+    )
+    dynamic_sampling: bool = option(
+        False,
+        aliases=("dynamic_sample", "use_dynamic_sampling"),
+        help="replace groups whose rewards are all equal by groups of other prompts (DAPO)",
+    )
+    max_gen_batches: int = option(
+        10,
+        minimum=1,
+        aliases=("max_num_gen_batches", "dynamic_sampling_max_gen_batches"),
+        help="dynamic_sampling: maximum number of rounds of sampling for a batch, including the first",
     )
     mask_truncated_completions: bool = option(False, help="exclude completions without an end token from the loss")
     importance_sampling_correction: bool | None = option(

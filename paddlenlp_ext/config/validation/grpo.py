@@ -137,6 +137,12 @@ def _note_idle_keys(grpo: GRPOConfig, report: Report) -> None:
         report.note("use_bias_correction_kl has no effect: beta is 0", "use_bias_correction_kl")
 
 
+@rules("max_gen_batches", "dynamic_sampling")
+def _note_idle_rounds(grpo: GRPOConfig, report: Report) -> None:
+    if not grpo.dynamic_sampling and report.is_set("max_gen_batches"):
+        report.note("max_gen_batches has no effect: dynamic_sampling is false", "max_gen_batches")
+
+
 @rules("delta", "epsilon", "epsilon_high")
 def _delta_is_above_the_clip_range(grpo: GRPOConfig, report: Report) -> None:
     if grpo.delta is not None and grpo.delta < 1 + grpo.upper_epsilon:

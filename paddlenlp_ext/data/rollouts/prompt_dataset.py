@@ -99,7 +99,8 @@ class StoredRollouts:
         file: name of the file.
 
     Attributes:
-        rollouts: the groups; `row_index` is the index in the file.
+        rollouts: the groups; `row_index` is the index in this list.
+        file: name of the file.
         lengths, sequence_lengths, stats: see `PromptDataset`.
     """
 
@@ -107,7 +108,7 @@ class StoredRollouts:
 
     def __init__(self, rollouts: Sequence[Rollout], file: str) -> None:
         self.rollouts = [replace(rollout, row_index=index) for index, rollout in enumerate(rollouts)]
-        self._file = file
+        self.file = file
         self.lengths = np.array([len(each.prompt_ids) for each in self.rollouts], np.int64)
         longest = [len(each.prompt_ids) + int(each.lengths.max()) - 1 for each in self.rollouts]
         self.sequence_lengths = np.array(longest, np.int64)
@@ -128,7 +129,7 @@ class StoredRollouts:
 
     def source(self, index: int) -> tuple[str, int]:
         """Return the file and the line of group `index`."""
-        return self._file, index + 1
+        return self.file, index + 1
 
     def head(self, count: int) -> list[EncodedRow]:
         """Return at most `count` prompts from the start."""

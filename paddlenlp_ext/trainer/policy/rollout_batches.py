@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,11 @@ from paddlenlp_ext.policy_optimization.advantages import group_advantages, group
 from paddlenlp_ext.policy_optimization.collapse import describe_collapse
 from paddlenlp_ext.policy_optimization.policy_losses import completion_weights
 from paddlenlp_ext.policy_optimization.policy_metrics import completion_metrics, reward_metrics
+from paddlenlp_ext.trainer.policy.dynamic_sampling import (
+    SampledGroups,
+    count_without_gradient,
+    sample_with_gradient,
+)
 from paddlenlp_ext.trainer.policy.rollout_source import RolloutSource
 from paddlenlp_ext.trainer.single_process import ProcessGroup
 from paddlenlp_ext.utils.logging import get_logger
@@ -81,24 +87,42 @@ class RolloutBatches:
             return {}
         file = self._file(step_batch)
         if step_batch.is_first or is_stored:
-            self._source.reset_timer()
-            local = step_batch.sampled_rows[self._process_group.index :: self._process_group.size]
-            seed = seed_of(self._config.train.seed, *sampled)
-            rollouts = self._source.groups(self._rows, local, seed, self._options.num_generations)
+            batch = self._sample(step_batch)
+            rollouts = batch.groups
             retrace = not is_stored and corrects_sampling(self._config) and not is_on_policy(self._config)
         else:
-            everything = self._process_group.from_main(_read(file) if self._process_group.is_main else None)
-            rollouts = everything[self._process_group.index :: self._process_group.size]
-            retrace = False
-        rollouts = self._source.with_logps(rollouts, self._reference, retrace)
-        gathered = itertools.chain(*self._process_group.gather_objects(rollouts))
-        by_row = {rollout.row_index: rollout for rollout in gathered}
-        rollouts = [by_row[index] for index in step_batch.sampled_rows]
+            batch, retrace = None, False
+            rollouts = self._process_group.from_main(_read(file) if self._process_group.is_main else None)
+        rollouts = self._gathered(self._source.with_logps(self._local(rollouts), self._reference, retrace))
         if step_batch.is_first and not is_stored and self._process_group.is_main:
             write_rollouts(file, rollouts)
-        self._groups = {group.rollout.row_index: group for group in self._with_advantages(rollouts)}
+        groups = self._with_advantages(rollouts)
+        self._groups = dict(zip(step_batch.sampled_rows, groups, strict=True))
         self._sampled = sampled
-        return self._metrics(rollouts) if step_batch.is_first else {}
+        return {} if batch is None or not step_batch.is_first else self._metrics(batch)
+
+    def _sample(self, step_batch: PolicyStepBatch) -> SampledGroups:
+        """Return the groups of a sampled batch, or stored groups."""
+        options, seed = self._options, seed_of(self._config.train.seed, step_batch.epoch, step_batch.generation)
+        self._source.reset_timer()
+
+        def sample(indices: Sequence[int]) -> list[Rollout]:
+            local = self._local(indices)
+            return self._gathered(self._source.groups(self._rows, local, seed, options.num_generations))
+
+        replaces = options.dynamic_sampling and not isinstance(self._rows, StoredRollouts)
+        return sample_with_gradient(
+            sample, step_batch.sampled_rows, len(self._rows), options.max_gen_batches if replaces else 1, seed
+        )
+
+    def _local(self, items: Sequence[Any]) -> Sequence[Any]:
+        """Return the part of a list that this process computes."""
+        return items[self._process_group.index :: self._process_group.size]
+
+    def _gathered(self, local: Sequence[Rollout]) -> list[Rollout]:
+        """Return the list whose parts, as `_local` returns them, are given on each process."""
+        parts = self._process_group.gather_objects(local)
+        return [each for row in itertools.zip_longest(*parts) for each in row if each is not None]
 
     def _file(self, step_batch: PolicyStepBatch) -> Path:
         name = f"epoch-{step_batch.epoch}-batch-{step_batch.generation:06}.jsonl"
@@ -127,22 +151,38 @@ class RolloutBatches:
             return np.ones(len(rollout.completion_ids), bool)
         return ~rollout.is_truncated(self._source.end_tokens)
 
-    def _metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    def _metrics(self, batch: SampledGroups) -> dict[str, float]:
+        """Return metrics of all sampled groups, including the groups that dynamic sampling dropped."""
+        rollouts = batch.sampled
         rewards = [rollout.rewards for rollout in rollouts]
         deviations = np.array([group_deviations(each[None])[0] for each in rewards])
         scores = scores_by_name(rollouts)
         lengths = np.concatenate([rollout.lengths for rollout in rollouts])
         is_truncated = np.concatenate([rollout.is_truncated(self._source.end_tokens) for rollout in rollouts])
-        self._warn(describe_collapse([rollout.completion_ids for rollout in rollouts], deviations, is_truncated))
+        signs = describe_collapse([rollout.completion_ids for rollout in rollouts], deviations, is_truncated)
+        self._warn(signs | self._unreplaced(batch))
         metrics = {
             **reward_metrics(np.concatenate(rewards), deviations, scores),
             **completion_metrics(lengths, is_truncated),
         }
+        if self._options.dynamic_sampling:
+            metrics["dynamic_sampling/num_rounds"] = float(batch.num_rounds)
+            metrics["dynamic_sampling/num_groups"] = float(len(rollouts))
         seconds = self._process_group.max_over_processes(self._source.seconds)
         if seconds:
             metrics["sampling/seconds"] = seconds
             metrics["sampling/tokens_per_second"] = float(lengths.sum()) / seconds
         return metrics
+
+    def _unreplaced(self, batch: SampledGroups) -> dict[str, str]:
+        """Return a warning if dynamic sampling did not replace all groups without a gradient."""
+        count = count_without_gradient(batch.groups) if self._options.dynamic_sampling else 0
+        if not count:
+            return {}
+        return {
+            "dynamic_sampling": f"after {batch.num_rounds} rounds of sampling, {count} of {len(batch.groups)} groups "
+            "have equal rewards and no gradient; use more, easier or harder prompts, or raise max_gen_batches"
+        }
 
     def _warn(self, signs: Mapping[str, str]) -> None:
         """Log each sign of a collapse when it appears, but not again while it lasts."""
