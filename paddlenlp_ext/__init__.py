@@ -54,9 +54,11 @@ if TYPE_CHECKING:
     from paddlenlp_ext.trainer.score_answers import score as score
     from paddlenlp_ext.trainer.trainer import Trainer as Trainer
     from paddlenlp_ext.trl.arguments import DPOConfig as DPOConfig
+    from paddlenlp_ext.trl.arguments import GRPOConfig as GRPOConfig
     from paddlenlp_ext.trl.arguments import RewardConfig as RewardConfig
     from paddlenlp_ext.trl.arguments import SFTConfig as SFTConfig
     from paddlenlp_ext.trl.trainers import DPOTrainer as DPOTrainer
+    from paddlenlp_ext.trl.trainers import GRPOTrainer as GRPOTrainer
     from paddlenlp_ext.trl.trainers import RewardTrainer as RewardTrainer
     from paddlenlp_ext.trl.trainers import SFTTrainer as SFTTrainer
 else:

@@ -15,7 +15,7 @@ per completion; None: the function does not apply to the completion.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paddlenlp_ext.config.sections.rewards import RewardsConfig
@@ -40,8 +40,12 @@ class Reward:
     time_limit: float | None
 
 
-def load_rewards(config: RewardsConfig) -> list[Reward]:
+def load_rewards(config: RewardsConfig, given: Mapping[str, RewardFunction] | None = None) -> list[Reward]:
     """Return the reward functions of a run, in the order of `reward_funcs`.
+
+    Args:
+        config: `config.rewards` of a run.
+        given: functions in memory, by their entry in `reward_funcs`; other entries are imported.
 
     Raises:
         ValueError: a function is unknown, cannot be imported or lacks a key, two functions have the same name, or the
@@ -49,7 +53,7 @@ def load_rewards(config: RewardsConfig) -> list[Reward]:
     """
     paths = config.reward_funcs
     names, weights = _names(paths), _weights(config.reward_weights, len(paths))
-    functions = [_load(path, config) for path in paths]
+    functions = [given[path] if given and path in given else _load(path, config) for path in paths]
     limits = [None if getattr(each, "limits_time", False) else config.reward_time_limit for each in functions]
     return [Reward(*each) for each in zip(names, weights, functions, limits, strict=True)]
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.rewards.load_rewards import load_rewards
+from paddlenlp_ext.rewards.registry import RewardFunction
 from paddlenlp_ext.trainer.callbacks.load_callbacks import load_callbacks
 from paddlenlp_ext.trainer.metrics.custom_metrics import load_compute_metrics
 
 
-def import_dotted_paths(config: RunConfig) -> None:
+def import_dotted_paths(config: RunConfig, reward_functions: Mapping[str, RewardFunction] | None = None) -> None:
     """Import the user's code before data and weights are loaded, so that a wrong path is found early.
+
+    Args:
+        config: configuration of the run.
+        reward_functions: see `load_rewards`.
 
     Raises:
         ValueError: a module cannot be imported, or does not define the function or class.
@@ -17,4 +24,4 @@ def import_dotted_paths(config: RunConfig) -> None:
     load_compute_metrics(config.generation.compute_metrics)
     load_callbacks(config.train.callbacks)
     if config.rewards is not None:
-        load_rewards(config.rewards)
+        load_rewards(config.rewards, reward_functions)

@@ -1,1 +1,1 @@
-"""Trainers and arguments with TRL's names: SFT, preference training and reward models."""
+"""Trainers and arguments with TRL's names: SFT, preference training, reward models and GRPO."""

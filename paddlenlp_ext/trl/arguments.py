@@ -2,9 +2,9 @@
 
 | argument | effect |
 |---|---|
-| field of `SFTConfig`, `DPOConfig` or `RewardConfig` | sets the run key of the same meaning |
+| field of `SFTConfig`, `DPOConfig`, `RewardConfig` or `GRPOConfig` | sets the run key of the same meaning |
 | entry of `run_keys`, such as `{"recompute_granularity": "core_attn"}` | sets the run key |
-| other argument of TRL or transformers, with a value in `NO_EFFECT` | no effect |
+| other argument of TRL or transformers, with a value in `no_effect` of its class | no effect |
 | other argument of TRL or transformers, with any other value | error |
 | unknown argument | error |
 """
@@ -18,14 +18,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, TypeVar, cast
 
-from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
+from paddlenlp_ext.config.run_config import GRPO_SECTIONS, PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
+from paddlenlp_ext.utils.distributed_env import world_size
 from paddlenlp_ext.utils.registry import did_you_mean
 
 Config = TypeVar("Config", bound=type)
 OFF = (None, False, 0, "", "no", "none", [], {}, ())
 NO_LIMIT = 1 << 30
 """Value of `max_length` that disables truncation."""
-NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
+NoEffect = Mapping[str, tuple[tuple[Any, ...], str]]
+"""Argument without a field -> (accepted values, error text for other values); an empty tuple accepts any value."""
+_UNAVAILABLE = (OFF, "is not available")
+_ANY: tuple[tuple[Any, ...], str] = ((), "")
+NO_EFFECT: NoEffect = {
     **dict.fromkeys(
         (
             *("dataloader_drop_last", "include_num_input_tokens_seen", "log_on_each_node", "logging_first_step"),
@@ -37,7 +42,7 @@ NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
             *("shuffle_dataset", "use_logits_to_keep", "ld_alpha", "f_alpha_divergence_coef", "use_weighting"),
             *("precompute_ref_batch_size", "tools", "dataset_kwargs", "model_init_kwargs", "rpo_alpha"),
         ),
-        (OFF, "is not available"),
+        _UNAVAILABLE,
     ),
     **dict.fromkeys(
         (
@@ -47,7 +52,7 @@ NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
             *("log_level_replica", "precompute_ref_log_probs", "prediction_loss_only", "remove_unused_columns"),
             *("save_safetensors", "padding_free", "include_tokens_per_second", "average_tokens_across_devices"),
         ),
-        ((), ""),
+        _ANY,
     ),
     "hub_token": (OFF, "is not read; set the environment variable HF_TOKEN, or run `hf auth login`"),
     "hub_strategy": ((*OFF, "end"), "is not available; push_to_hub uploads once, after training"),
@@ -65,7 +70,42 @@ NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "generate_during_eval": ((False,), "is not available in preference training"),
     "padding_value": ((None,), "is not available; the loss ignores padding"),
 }
-"""Argument without a field -> (accepted values, error text for other values); an empty tuple accepts any value."""
+"""Arguments without a field, of all trainers."""
+GRPO_NO_EFFECT: NoEffect = {
+    **NO_EFFECT,
+    **dict.fromkeys(
+        (
+            *("generation_kwargs", "chat_template_kwargs", "min_p", "cache_implementation", "sync_ref_model"),
+            *("vllm_structured_outputs_regex", "log_completions_hub_repo", "off_policy_mask_threshold"),
+            *("use_adaptive_entropy", "entropy_coef", "vllm_importance_sampling_cap", "cast_lm_head_to_fp32"),
+        ),
+        _UNAVAILABLE,
+    ),
+    **dict.fromkeys(
+        (
+            # completions are sampled by the engine of this library
+            *("use_vllm", "vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "vllm_server_base_url"),
+            *("vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port"),
+            *("vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_tensor_parallel_size"),
+            *("use_transformers_continuous_batching", "transformers_continuous_batching_config"),
+            *("use_transformers_paged", "ds3_gather_for_generation"),
+            # arguments that only losses, penalties and tools read, which are refused themselves
+            *("sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg"),
+            *("vespo_lambda_neg", "ref_model_mixup_alpha", "ref_model_sync_steps", "max_tool_calling_iterations"),
+            *("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"),
+            # logs and padding
+            *("log_completions", "log_multimodal", "num_completions_to_print", "log_unique_prompts"),
+            "pad_to_multiple_of",
+        ),
+        _ANY,
+    ),
+    "shuffle_dataset": ((True, None), "is not available; prompts are shuffled"),
+    "repetition_penalty": ((1.0,), "is not available"),
+    "top_entropy_quantile": ((1.0,), "is not available"),
+    "multi_objective_aggregation": (("sum_then_normalize",), "is not available"),
+    "disable_dropout": ((None, False), "is not available; set lora_dropout in the adapter's config"),
+}
+"""Arguments of `GRPOConfig` without a field."""
 
 
 def _named(value: Any) -> str:
@@ -102,20 +142,20 @@ CONVERSIONS: dict[str, Conversion] = {
 
 
 def _without_unknown(config: Config) -> Config:
-    """Extend the constructor of a dataclass: accept the arguments in `NO_EFFECT`, and explain unknown arguments."""
-    create = cast(Any, config).__init__
+    """Extend the constructor of a dataclass: accept the arguments in `no_effect`, and explain unknown arguments."""
+    create, no_effect = cast(Any, config).__init__, cast(Any, config).no_effect
 
     @functools.wraps(create)
     def init(self: Any, *args: Any, **arguments: Any) -> None:
         names = {each.name for each in dataclasses.fields(cast(Any, config))}
         for name in [name for name in arguments if name not in names]:
             value = arguments.pop(name)
-            if name not in NO_EFFECT:
+            if name not in no_effect:
                 raise TypeError(
-                    f"{config.__name__} has no argument {name!r}{did_you_mean(name, {*names, *NO_EFFECT})} "
+                    f"{config.__name__} has no argument {name!r}{did_you_mean(name, {*names, *no_effect})} "
                     "Pass keys of the run configuration in run_keys"
                 )
-            accepted, problem = NO_EFFECT[name]
+            accepted, problem = no_effect[name]
             if accepted and value not in accepted:
                 raise ValueError(f"{config.__name__}: {name}={value!r} {problem}")
         create(self, *args, **arguments)
@@ -184,6 +224,7 @@ class TrainingArguments:
     sections: ClassVar[Mapping[str, type]] = SECTIONS
     """Sections of the run's configuration (config/run_config.py)."""
     conversions: ClassVar[Mapping[str, Conversion]] = CONVERSIONS
+    no_effect: ClassVar[NoEffect] = NO_EFFECT
 
     def to_run_keys(self) -> dict[str, Any]:
         """Return the keys and values of the run configuration that these arguments set.
@@ -295,3 +336,83 @@ class RewardConfig(TrainingArguments):
     learning_rate: float = 1e-4
     max_length: int | None = 1024
     center_rewards_coefficient: float | None = None
+
+
+@_without_unknown
+@dataclass
+class GRPOConfig(TrainingArguments):
+    """Arguments of `GRPOTrainer`, with TRL's names.
+
+    Attributes:
+        max_length: maximum number of tokens of a prompt; None: no truncation.
+        max_prompt_length: same as `max_length`, the name in earlier versions of TRL.
+        per_device_train_batch_size: completions of a micro-batch, a multiple of `num_generations`.
+        per_device_eval_batch_size: completions of a micro-batch of evaluation.
+        generation_batch_size: completions that are sampled together in all processes; sets `steps_per_generation`.
+        top_k: number of most likely tokens to sample from; None, 0 or -1: all tokens.
+        run_keys: additional keys of a run, as in a JSON file for `llm/run_grpo.py`.
+
+    The other fields are described in docs/reference/grpo.md.
+    """
+
+    task = "GRPO"
+    sections = GRPO_SECTIONS
+    no_effect = GRPO_NO_EFFECT
+    conversions: ClassVar[Mapping[str, Conversion]] = {
+        **CONVERSIONS,
+        "max_length": lambda value: {"src_length": value},
+        "max_prompt_length": lambda value: {"src_length": value},
+        "top_k": lambda value: {"top_k": max(value, 0)},
+        "reward_weights": lambda value: {"reward_weights": list(value)},
+        "generation_batch_size": lambda value: {},
+        "per_device_eval_batch_size": lambda value: {},
+    }
+    _: KW_ONLY
+    learning_rate: float = 1e-6
+    max_length: int | None = None
+    max_prompt_length: int | None = None
+    num_generations: int = 8
+    num_generations_eval: int | None = None
+    max_completion_length: int = 512
+    generation_batch_size: int | None = None
+    steps_per_generation: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = 0
+    beta: float = 0.0
+    num_iterations: int = 1
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    delta: float | None = None
+    importance_sampling_level: str = "token"
+    reward_weights: Any = None
+    scale_rewards: Any = "group"
+    loss_type: str = "dapo"
+    mask_truncated_completions: bool = False
+    use_bias_correction_kl: bool | None = None
+    vllm_importance_sampling_correction: bool | None = None
+    vllm_importance_sampling_mode: str | None = None
+    vllm_importance_sampling_clip_max: float | None = None
+    vllm_importance_sampling_clip_min: float | None = None
+
+    def to_run_keys(self) -> dict[str, Any]:
+        """Return the keys and values of the run configuration that these arguments set.
+
+        Raises:
+            ValueError: `generation_batch_size` cannot be divided into micro-batches.
+        """
+        keys = super().to_run_keys()
+        group = self.num_generations_eval or self.num_generations
+        derived = {"per_device_eval_batch_size": max(1, self.per_device_eval_batch_size // group)}
+        if self.generation_batch_size is not None:
+            derived["steps_per_generation"] = self._steps_per_generation(self.generation_batch_size)
+        return derived | keys
+
+    def _steps_per_generation(self, num_completions: int) -> int:
+        steps, remainder = divmod(num_completions, self.per_device_train_batch_size * world_size())
+        if remainder or self.steps_per_generation is not None:
+            raise ValueError(
+                f"GRPOConfig: generation_batch_size={num_completions} must be a multiple of "
+                "per_device_train_batch_size times the number of processes, without steps_per_generation"
+            )
+        return steps

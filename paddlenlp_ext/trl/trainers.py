@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
@@ -26,6 +26,7 @@ from paddlenlp_ext.parallel.gloo import connect_processes
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import peft_methods
+from paddlenlp_ext.rewards.registry import RewardFunction
 from paddlenlp_ext.trainer.build_model import BuiltModel, adapt_model
 from paddlenlp_ext.trainer.build_trainer import build_trainer, build_trainer_of
 from paddlenlp_ext.trainer.hub import check_push
@@ -33,7 +34,7 @@ from paddlenlp_ext.trainer.import_dotted_paths import import_dotted_paths
 from paddlenlp_ext.trainer.load_data import check_training_rows, dataset_keys, load_data, load_splits, rows_in_memory
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.trainer.trainer_state import TrainerState
-from paddlenlp_ext.trl.arguments import DPOConfig, RewardConfig, SFTConfig, TrainingArguments
+from paddlenlp_ext.trl.arguments import DPOConfig, GRPOConfig, RewardConfig, SFTConfig, TrainingArguments
 from paddlenlp_ext.utils.distributed_env import world_size
 from paddlenlp_ext.utils.json_reader import IN_MEMORY
 
@@ -70,6 +71,7 @@ class _TaskTrainer:
         callbacks: Iterable[Any] | None,
         peft_config: PeftConfig | None,
         run_keys: Mapping[str, Any],
+        reward_functions: Mapping[str, RewardFunction] | None = None,
     ) -> None:
         """Build the `Trainer` of the run from the arguments of the subclass's constructor and additional `run_keys`."""
         started = time.monotonic()
@@ -85,21 +87,27 @@ class _TaskTrainer:
             raise ValueError("processing_class and tokenizer_name_or_path both select the tokenizer; pass one of them")
         config = _with_adapter(keys, self.args.sections, adapter)
         check_push(config.train)
-        import_dotted_paths(config)
+        import_dotted_paths(config, reward_functions)
         train_rows, eval_rows = rows_in_memory(train_dataset), rows_in_memory(eval_dataset)
         connect_processes(config.precision.device)
         if isinstance(model, str | os.PathLike):
             data = load_data(config, train_rows, eval_rows, processing_class)
             check_training_rows(config, data.train_rows, data.eval_rows, data.max_context)
             self.processing_class = data.tokenizer
-            self.trainer = build_trainer(config, data, callbacks or ())
+            self.trainer = build_trainer(config, data, callbacks or (), reward_functions)
         else:
             self.processing_class = _tokenizer_for(tokenizer_name or name, processing_class)
-            self.trainer = self._around(model, config, train_rows, eval_rows, callbacks or ())
+            self.trainer = self._around(model, config, train_rows, eval_rows, callbacks or (), reward_functions)
         self.trainer.started = started
 
     def _around(
-        self, model: Model, config: RunConfig, train_rows: Any, eval_rows: Any, callbacks: Iterable[Any]
+        self,
+        model: Model,
+        config: RunConfig,
+        train_rows: Any,
+        eval_rows: Any,
+        callbacks: Iterable[Any],
+        reward_functions: Mapping[str, RewardFunction] | None,
     ) -> Trainer:
         """Build the `Trainer` of a model in memory."""
         if world_size() > 1:
@@ -117,7 +125,9 @@ class _TaskTrainer:
         check_training_rows(config, rows, dev, model.config.max_context)
         adapted = model if isinstance(model, PeftModel) else adapt_model(model, config)
         adapted.add_eos_token_ids({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
-        return build_trainer_of(BuiltModel(adapted), config, rows, dev, tokenizer, callbacks=callbacks)
+        return build_trainer_of(
+            BuiltModel(adapted), config, rows, dev, tokenizer, callbacks=callbacks, reward_functions=reward_functions
+        )
 
     @property
     def model(self) -> TrainableModel:
@@ -267,6 +277,55 @@ class RewardTrainer(_TaskTrainer):
         peft_config: PeftConfig | None = None,
     ) -> None:
         self._build(model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config, {})
+
+
+class GRPOTrainer(_TaskTrainer):
+    """Trainer of GRPO on sampled completions, with TRL's interface; docs/grpo.md describes the method.
+
+    Args:
+        model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config: see `SFTTrainer`. Rows are
+            prompts; their other fields are arguments of the reward functions.
+        reward_funcs: a reward function or a list of them: functions with TRL's interface, or names as in the key
+            `reward_funcs` (docs/reference/rewards.md).
+
+    Raises:
+        ValueError: an argument, the model or a row is invalid, or two reward functions have the same name.
+    """
+
+    args_class = GRPOConfig
+
+    def __init__(
+        self,
+        model: Model | str | os.PathLike[str],
+        reward_funcs: RewardFunction | str | Sequence[RewardFunction | str] = (),
+        args: GRPOConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        callbacks: Iterable[Any] | None = None,
+        peft_config: PeftConfig | None = None,
+    ) -> None:
+        named = _named_functions(reward_funcs)
+        keys = {"reward_funcs": list(named)} if named else {}
+        functions = {name: function for name, function in named.items() if not isinstance(function, str)}
+        self._build(model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config, keys, functions)
+
+
+def _named_functions(
+    reward_funcs: RewardFunction | str | Sequence[RewardFunction | str],
+) -> dict[str, RewardFunction | str]:
+    """Return reward functions by their entries in the key `reward_funcs`: a name, or module.function."""
+    is_one = isinstance(reward_funcs, str) or callable(reward_funcs)
+    listed: Sequence[Any] = (reward_funcs,) if is_one else reward_funcs
+    named: dict[str, RewardFunction | str] = {}
+    for each in listed:
+        if not isinstance(each, str) and not callable(each):
+            raise ValueError(f"reward_funcs: {each!r:.60} is not a function or the name of one; pass a function")
+        name = each if isinstance(each, str) else f"{each.__module__}.{getattr(each, '__name__', type(each).__name__)}"
+        if name in named:
+            raise ValueError(f"reward_funcs: two functions have the name {name}; rename one of them")
+        named[name] = each
+    return named
 
 
 def _with_adapter(keys: dict[str, Any], sections: Mapping[str, type], adapter: PeftConfig | None) -> RunConfig:

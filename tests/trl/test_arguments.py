@@ -8,14 +8,15 @@ import pytest
 
 from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.trl.arguments import NO_EFFECT, DPOConfig, RewardConfig, SFTConfig
+from paddlenlp_ext.trl.arguments import DPOConfig, GRPOConfig, RewardConfig, SFTConfig
 
-CLASSES = (SFTConfig, DPOConfig, RewardConfig)
+CLASSES = (SFTConfig, DPOConfig, RewardConfig, GRPOConfig)
 DATA = {"model_name_or_path": "m", "dataset_name_or_path": "d", "do_train": True, "device": "cpu"}
 
 
 def parsed(args):
-    return run_config_from({**DATA, **args.to_run_keys()}, {}, peft_methods(), args.sections)
+    rewards = {"reward_funcs": ["exact_answer"]} if isinstance(args, GRPOConfig) else {}
+    return run_config_from({**DATA, **rewards, **args.to_run_keys()}, {}, peft_methods(), args.sections)
 
 
 @pytest.mark.parametrize("config_class", CLASSES)
@@ -59,10 +60,41 @@ def test_dpo_config_sets_loss_limits_and_reference():
     assert parsed(DPOConfig("out", truncation_mode="keep_end")).data.truncation == "left"
 
 
-@pytest.mark.parametrize("config_class", CLASSES)
-@pytest.mark.parametrize("name", sorted(NO_EFFECT))
+@pytest.mark.parametrize(
+    ("arguments", "section", "expected"),
+    [
+        ({}, "data", {"src_length": 1 << 30}),
+        ({}, "grpo", {"num_generations": 8, "loss_type": "dapo", "steps_per_generation": None}),
+        ({"max_completion_length": 64, "top_k": -1, "top_p": 0.9}, "generation", {"max_new_tokens": 64, "top_k": 0}),
+        ({"top_k": None, "temperature": 0.7}, "generation", {"top_k": 0, "temperature": 0.7}),
+        ({"max_prompt_length": 99}, "data", {"src_length": 99}),
+        ({"beta": 0.1, "epsilon_high": 0.28, "delta": 2.0}, "grpo", {"beta": 0.1, "epsilon_high": 0.28, "delta": 2.0}),
+        ({"scale_rewards": False, "num_iterations": 2}, "grpo", {"scale_rewards": "none", "num_iterations": 2}),
+        ({"reward_weights": (1, 2)}, "rewards", {"reward_weights": [1, 2]}),
+        ({"generation_batch_size": 32}, "grpo", {"steps_per_generation": 4}),
+        ({"per_device_eval_batch_size": 16, "num_generations_eval": 4}, "train", {"per_device_eval_batch_size": 4}),
+        ({"per_device_eval_batch_size": 2}, "train", {"per_device_eval_batch_size": 1}),
+        ({"vllm_importance_sampling_mode": "token_mask"}, "grpo", {"importance_sampling_mode": "token_mask"}),
+        ({"run_keys": {"dynamic_sampling": True}}, "grpo", {"dynamic_sampling": True}),
+        ({"use_vllm": True, "vllm_mode": "server", "log_completions": True}, "grpo", {"beta": 0.0}),
+    ],
+)
+def test_grpo_config_sets_the_key_of_each_argument(arguments, section, expected):
+    values = vars(getattr(parsed(GRPOConfig("out", **arguments)), section))
+    assert {name: values[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("arguments", [{"generation_batch_size": 12}, {"steps_per_generation": 2}])
+def test_grpo_config_with_a_generation_batch_size_that_does_not_fit_is_an_error(arguments):
+    with pytest.raises(ValueError, match="must be a multiple of per_device_train_batch_size"):
+        GRPOConfig("out", **{"generation_batch_size": 16, **arguments}).to_run_keys()
+
+
+@pytest.mark.parametrize(
+    ("config_class", "name"), [(each, name) for each in CLASSES for name in sorted(each.no_effect)]
+)
 def test_argument_without_effect_is_accepted_only_at_its_neutral_values(config_class, name):
-    accepted, _ = NO_EFFECT[name]
+    accepted, _ = config_class.no_effect[name]
     for value in accepted:
         assert config_class("out", **{name: value}).to_run_keys() == config_class("out").to_run_keys()
     if accepted:

@@ -13,6 +13,8 @@ from paddlenlp_ext import (
     AutoTokenizer,
     DPOConfig,
     DPOTrainer,
+    GRPOConfig,
+    GRPOTrainer,
     LoraConfig,
     PeftModel,
     RewardConfig,
@@ -249,6 +251,93 @@ def test_trainer_warns_about_rows_beyond_the_context(model_id: str, loaded: bool
     model = AutoModelForCausalLM.from_pretrained(model_id) if loaded else model_id
     SFTTrainer(model, arguments(SFTConfig, "out"), [{"src": "red " * 300, "tgt": "blue"}, *CHATS[:1]])
     assert "1 of 2 training rows are longer than the model's context of 256 positions" in caplog.text
+
+
+# -- GRPO: the quick start, reward functions for chats and texts, several functions ------------------------------------
+def reward_length(completion_ids, **kwargs):
+    return [float(len(ids)) for ids in completion_ids]
+
+
+QUESTIONS = [
+    {"prompt": [{"role": "user", "content": "red blue"}], "ground_truth": "blue red"},
+    {"prompt": [{"role": "user", "content": "fig lime"}], "ground_truth": "lime fig"},
+]
+
+
+def short(folder: str, **changes) -> GRPOConfig:
+    return arguments(GRPOConfig, folder, logging_steps=1, max_completion_length=6, **changes)
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["name", "model"])
+def test_grpo_trainer_trains_on_the_rewards_of_a_function(model_id: str, loaded: bool):
+    def reward_num_unique_letters(completions, **kwargs):  # cannot be imported by its name
+        return [float(len(set(completion[0]["content"]))) for completion in completions]
+
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(model_id) if loaded else model_id,
+        reward_funcs=reward_num_unique_letters,
+        args=short("out"),
+        train_dataset=QUESTIONS,
+    )
+    before = weights(trainer.model)
+    trainer.train()
+    assert changed(before, weights(trainer.model))
+    entry = next(entry for entry in trainer.state.log_history if "reward" in entry)
+    assert entry["reward"] == entry["rewards/reward_num_unique_letters/mean"] > 0
+    assert len(list(Path("out/rollouts").iterdir())) == 2
+
+
+def test_grpo_trainer_with_several_functions_weights_their_rewards_and_evaluates(model_id: str):
+    def reward_known(completions, ground_truth, **kwargs):
+        assert set(ground_truth) <= {"blue red", "lime fig"} and len(ground_truth) == len(completions)
+        return [1.0] * len(completions)
+
+    functions = [reward_length, reward_known, "soft_overlong"]
+    keys = {"reward_weights": [0.5, 2.0, 0.0], "run_keys": {"overlong_max_length": 300}}
+    args = short("out", eval_strategy="steps", eval_steps=1, num_generations_eval=2, **keys)
+    trainer = GRPOTrainer(
+        model_id, functions, args, train_dataset=QUESTIONS, eval_dataset=QUESTIONS[:1], peft_config=LoraConfig(r=2)
+    )
+    trainer.train()
+    entry = next(entry for entry in trainer.state.log_history if "reward" in entry)
+    assert entry["reward"] == pytest.approx(0.5 * entry["rewards/reward_length/mean"] + 2.0)
+    metrics = trainer.evaluate()
+    assert metrics["eval_reward"] == pytest.approx(0.5 * metrics["eval_completions/mean_length"] + 2.0)
+
+
+def test_grpo_trainer_passes_texts_if_the_prompts_are_texts(model_id: str):
+    def reward_text(prompts, completions, **kwargs):
+        assert set(prompts) == {"red blue"} and all(isinstance(each, str) for each in completions)
+        return [float(len(each)) for each in completions]
+
+    GRPOTrainer(model_id, [reward_text], short("out"), train_dataset=[{"prompt": "red blue"}]).train()
+
+
+def test_grpo_trainer_resumes_with_its_function_to_the_same_bits(model_id: str):
+    def trainer(folder: str, steps: int) -> GRPOTrainer:
+        args = short(folder, max_steps=steps, save_steps=1, lr_scheduler_type="constant", num_iterations=2)
+        return GRPOTrainer(model_id, reward_length, args, train_dataset=QUESTIONS, peft_config=LoraConfig(r=2))
+
+    whole = trainer("whole", 3)
+    whole.train()
+    trainer("parts", 1).train()
+    resumed = trainer("parts", 3)
+    resumed.train(resume_from_checkpoint=True)
+    assert changed(weights(whole.model), weights(resumed.model)) == set()
+
+
+@pytest.mark.parametrize(
+    ("functions", "message"),
+    [
+        ([reward_length, reward_length], "two functions have the name"),
+        ([1.5], "1.5 is not a function"),
+        ("reward_lenth", "Your own function is module.function"),
+        ([], "reward_funcs is not set"),
+    ],
+)
+def test_grpo_trainer_with_wrong_functions_is_an_error(model_id: str, functions, message):
+    with pytest.raises(ValueError, match=message):
+        GRPOTrainer(model_id, functions, short("out"), train_dataset=QUESTIONS)
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from paddlenlp_ext.policy_optimization.policy_losses import (
 )
 from paddlenlp_ext.policy_optimization.policy_metrics import EXTREMES, SUMMED, MeanSums
 from paddlenlp_ext.policy_optimization.token_entropies import token_entropies
+from paddlenlp_ext.rewards.registry import RewardFunction
 from paddlenlp_ext.trainer.build_model import unshareable
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward
 from paddlenlp_ext.trainer.objectives.objective import Objective
@@ -64,6 +65,7 @@ class GRPOObjective(Objective):
         model: the model before training.
         forward_backward: schedule of the model's forward passes.
         process_group: processes of the run.
+        reward_functions: see `load_rewards`.
 
     Raises:
         ValueError: a reward function cannot be loaded.
@@ -72,12 +74,17 @@ class GRPOObjective(Objective):
     unit = "completion"
 
     def __init__(
-        self, config: RunConfig, model: TrainableModel, forward_backward: ForwardBackward, process_group: ProcessGroup
+        self,
+        config: RunConfig,
+        model: TrainableModel,
+        forward_backward: ForwardBackward,
+        process_group: ProcessGroup,
+        reward_functions: Mapping[str, RewardFunction] | None = None,
     ) -> None:
         self.options = _shareable(config, model)
         self.process_group = process_group
         self.config = config = dataclasses.replace(config, grpo=self.options)
-        self._source = RolloutSource(config, model, forward_backward)
+        self._source = RolloutSource(config, model, forward_backward, reward_functions)
         self._reference = ReferenceWeights(model) if self.options.has_reference else None
         self._batch_metrics: dict[str, float] = {}
         self._extremes: dict[str, float] = {}

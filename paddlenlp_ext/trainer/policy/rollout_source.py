@@ -6,7 +6,7 @@ Shapes: G completions of a group.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -19,6 +19,7 @@ from paddlenlp_ext.data.rollouts.prompt_dataset import PromptDataset, StoredRoll
 from paddlenlp_ext.data.rollouts.rollout import Logps, Rollout
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.rewards.load_rewards import load_rewards
+from paddlenlp_ext.rewards.registry import RewardFunction
 from paddlenlp_ext.trainer.evaluate import evaluation_mode
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward
 from paddlenlp_ext.trainer.policy.sample_completions import sample_completions
@@ -33,6 +34,7 @@ class RolloutSource:
         config: the run's configuration, with the sections `grpo` and `rewards`.
         model: the trained model.
         forward_backward: schedule of the model's forward passes.
+        reward_functions: see `load_rewards`.
 
     Attributes:
         rewards: reward functions.
@@ -42,11 +44,17 @@ class RolloutSource:
         ValueError: a reward function cannot be loaded.
     """
 
-    def __init__(self, config: RunConfig, model: TrainableModel, forward_backward: ForwardBackward) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        model: TrainableModel,
+        forward_backward: ForwardBackward,
+        reward_functions: Mapping[str, RewardFunction] | None = None,
+    ) -> None:
         assert config.grpo is not None and config.rewards is not None, "a run of GRPO must have grpo and rewards"
         self._config, self._options = config, config.grpo
         self._model, self._forward_backward = model, forward_backward
-        self.rewards = load_rewards(config.rewards)
+        self.rewards = load_rewards(config.rewards, reward_functions)
         self.reset_timer()
 
     def reset_timer(self) -> None:
