@@ -29,8 +29,7 @@ from paddlenlp_ext.data.rows.conversation import REFUSED
 from paddlenlp_ext.data.rows.errors import NO_TARGET, InvalidRowError
 from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
 from paddlenlp_ext.data.templates.base import ChatTemplate
-from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_turns
-from paddlenlp_ext.data.templates.rendered_turns import RenderedTurn
+from paddlenlp_ext.data.templates.turns import EncodedTurn, RenderedTurn, join_turns
 from paddlenlp_ext.data.tokenization.encoded_row import TokenizedRow
 from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder, in_chunks
 from paddlenlp_ext.data.tokenization.truncation import NO_ROOM, TOO_LONG

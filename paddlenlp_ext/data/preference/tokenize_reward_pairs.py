@@ -20,7 +20,7 @@ from paddlenlp_ext.data.rows.checked_values import WRONG_TYPE
 from paddlenlp_ext.data.rows.errors import MAX_LISTED, NOT_SUPPORTED, InvalidRowError
 from paddlenlp_ext.data.rows.row_formats import parse_row
 from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
-from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_turns
+from paddlenlp_ext.data.templates.turns import EncodedTurn, join_turns
 
 MARGIN = "margin"
 

@@ -18,9 +18,8 @@ from typing import Any
 
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.rows.conversation import Conversation
-from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_turns
-from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
 from paddlenlp_ext.data.templates.text_encoder import TextEncoder
+from paddlenlp_ext.data.templates.turns import EncodedTurn, Example, RenderedTurn, join_turns
 
 
 @dataclass(frozen=True)

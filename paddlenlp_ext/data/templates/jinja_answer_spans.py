@@ -30,7 +30,7 @@ from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.templates.base import TemplateOptions
 from paddlenlp_ext.data.templates.jinja_probe import REMEDY, Probe
 from paddlenlp_ext.data.templates.jinja_renderer import Renderer, check_work
-from paddlenlp_ext.data.templates.rendered_turns import Example, Lead, RenderedTurn
+from paddlenlp_ext.data.templates.turns import Example, Lead, RenderedTurn
 
 _WINDOW = 8
 """Number of answers that are located in one window; the window also has the same number of earlier answers."""

@@ -14,8 +14,8 @@ from paddlenlp_ext.data.templates.jinja_budget import limited
 from paddlenlp_ext.data.templates.jinja_omissions import check_all_written
 from paddlenlp_ext.data.templates.jinja_probe import Probe, probe_template
 from paddlenlp_ext.data.templates.jinja_renderer import Renderer
-from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
 from paddlenlp_ext.data.templates.text_encoder import TextEncoder, special_token_pattern, stop_token_ids
+from paddlenlp_ext.data.templates.turns import Example, RenderedTurn
 
 _MAX_PROBES = 64
 

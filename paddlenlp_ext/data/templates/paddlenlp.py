@@ -22,8 +22,6 @@ from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.jinja_budget import limited
 from paddlenlp_ext.data.templates.jinja_sandbox import compile_bounded
-from paddlenlp_ext.data.templates.loss_mask import join_turns
-from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
 from paddlenlp_ext.data.templates.text_encoder import (
     TextEncoder,
     check_characters,
@@ -31,6 +29,7 @@ from paddlenlp_ext.data.templates.text_encoder import (
     special_token_pattern,
     stop_token_ids,
 )
+from paddlenlp_ext.data.templates.turns import Example, RenderedTurn, join_turns
 
 _PROBE = "Wherefore?"
 

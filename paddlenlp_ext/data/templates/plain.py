@@ -7,9 +7,8 @@ from typing import Any
 
 from paddlenlp_ext.data.rows.conversation import ASSISTANT, Conversation, Message, turns_of
 from paddlenlp_ext.data.templates.base import ChatTemplate
-from paddlenlp_ext.data.templates.loss_mask import join_turns
-from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
 from paddlenlp_ext.data.templates.text_encoder import TextEncoder
+from paddlenlp_ext.data.templates.turns import Example, RenderedTurn, join_turns
 
 
 class PlainTemplate(ChatTemplate):

@@ -22,8 +22,7 @@ from paddlenlp_ext.data.rows.known_fields import unknown_fields
 from paddlenlp_ext.data.rows.row_formats import parse_row, parse_text
 from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
 from paddlenlp_ext.data.templates.base import ChatTemplate
-from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_in_arrays
-from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
+from paddlenlp_ext.data.templates.turns import EncodedTurn, Example, RenderedTurn, join_in_arrays
 from paddlenlp_ext.data.tokenization.encoded_row import TokenizedRow
 from paddlenlp_ext.data.tokenization.memory_mapped_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.statistics import DataStats

@@ -24,8 +24,7 @@ from dataclasses import dataclass, replace
 from paddlenlp_ext.data.rows.conversation import Conversation
 from paddlenlp_ext.data.rows.errors import NO_TARGET, InvalidRowError
 from paddlenlp_ext.data.templates.base import ChatTemplate
-from paddlenlp_ext.data.templates.loss_mask import EncodedTurn
-from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
+from paddlenlp_ext.data.templates.turns import EncodedTurn, Example, RenderedTurn
 
 TRUNCATIONS = ("right", "left", "drop", "error")
 TOO_LONG = "too long"

@@ -7,7 +7,7 @@ import pytest
 from paddlenlp_ext.data.rows.conversation import Conversation
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.templates.load import load_template
-from paddlenlp_ext.data.templates.loss_mask import join_turns
+from paddlenlp_ext.data.templates.turns import join_turns
 from paddlenlp_ext.data.tokenization.truncation import LengthLimits, split_text, truncate_turns
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_tokenizer
 

@@ -1,11 +1,10 @@
-"""Tokens and loss mask of turns whose lead is a target only in part."""
+"""Token ids and loss mask of turns whose lead is a target only in part."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_in_arrays, join_turns
-from paddlenlp_ext.data.templates.rendered_turns import Lead, RenderedTurn
+from paddlenlp_ext.data.templates.turns import EncodedTurn, Lead, RenderedTurn, join_in_arrays, join_turns
 
 LEADS = (Lead("a", is_target=False, is_prompt=False), Lead("b", is_target=True, is_prompt=False))
 TURNS = [
