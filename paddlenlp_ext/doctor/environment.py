@@ -30,10 +30,15 @@ def describe_environment() -> list[tuple[str, str]]:
         ("CUDA of Paddle", str(paddle.version.cuda())),
         ("processor", f"{processor_name()}, {threads_per_process()} cores for one process"),
         ("C++ library", library.unavailable_reason() or f"{library.loaded_path()}"),
-        ("bfloat16 matmuls on the CPU", bf16.unavailable_reason() or "available"),
+        ("bfloat16 matmuls on the CPU", bf16.unavailable_reason() or _bf16_speed()),
         *_describe_gpus(),
         *((name, os.environ[name]) for name in sorted(os.environ) if name.startswith(_VARIABLES)),
     ]
+
+
+def _bf16_speed() -> str:
+    reason = bf16.conversion_reason()
+    return "available" if reason is None else f"computed in float32, because {reason}"
 
 
 def _describe_gpus() -> list[tuple[str, str]]:

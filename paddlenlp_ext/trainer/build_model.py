@@ -70,6 +70,10 @@ def build_model(
     """
     mesh = mesh or Mesh()
     model = build_skeleton(source, weight_dtype(config), config.model.use_flash_attention)
+    precision = config.precision
+    in_bf16_on_cpu = precision.compute_dtype == "bfloat16" and capabilities(precision.device).cpp
+    if in_bf16_on_cpu and (reason := bf16.conversion_reason()) is not None:
+        logger.info("bf16 saves memory, but matmuls convert their inputs to float32: %s", reason)
     check_float16(model, config)
     check_mesh(model, mesh, source.quantization)
     pipeline = build_pipeline(model, config, mesh, rows)
@@ -137,10 +141,10 @@ def weight_dtype(config: RunConfig) -> str:
     | CPU | compute dtype if `fp16_opt_level` is O2 or the matrices are frozen (adapters), else float32 |
     | accelerator | compute dtype if `fp16_opt_level` is O2, else float32 |
 
-    On a CPU without the C++ library's bf16 matmuls, `fp16: true` has no effect.
+    On a CPU without the C++ library's matmuls, `fp16: true` has no effect.
 
     Raises:
-        ValueError: `bf16: true` on a CPU without the C++ library's bf16 matmuls.
+        ValueError: `bf16: true` on a CPU without the C++ library's matmuls.
     """
     precision = config.precision
     on_cpu = capabilities(precision.device).cpp

@@ -89,6 +89,21 @@ def test_linear_cpp_in_bf16_is_within_rounding(leading, in_, out):
     assert not bf16.uses_bf16(paddle.to_tensor(weight)), "bf16_matmuls is still active"
 
 
+@needs_cpp
+@pytest.mark.parametrize("threads", [1, 2])
+def test_linear_cpp_in_bf16_with_large_matrices_is_exact_on_whole_numbers(threads, cpp_threads):
+    """Test matrices of several blocks in every dimension: without AVX-512, blocks are converted to float32."""
+    cpp_threads(threads)
+    x, weight, bias, gradient = (np.round(3 * array) for array in numbers((1100,), 1090, 500))
+
+    def rounded(*tensors):
+        with bf16.bf16_matmuls():
+            return linear(*tensors)
+
+    actual = run_both_ways(rounded, [x, weight, bias], gradient)
+    assert_all_close(actual, reference(x, weight, bias, gradient), atol=0)
+
+
 @pytest.mark.parametrize("implementation", [CPP, linear_reference])
 @pytest.mark.parametrize("frozen", [[0], [1], [2], [1, 2], [0, 2]])
 def test_linear_with_frozen_inputs_returns_no_gradient_for_them(implementation, frozen):
@@ -145,17 +160,6 @@ def test_linear_cpp_with_mismatched_shapes_raises_value_error(rows, shapes):
     in_, weight, bias = shapes
     with pytest.raises(ValueError, match=rf"x \[{rows}, {in_}\] with a weight of shape \[5, 12\] and a bias"):
         linear_cpp(*(paddle.to_tensor(normal(1, *shape)) for shape in ((rows, in_), weight, bias)))
-
-
-@needs_cpp
-def test_linear_cpp_without_bf16_matmuls_casts_bf16_weight_to_float32(monkeypatch):
-    x, weight, _, gradient = numbers((20,), 12, 5)
-    monkeypatch.setattr(bf16, "_has_bf16_products", lambda: False)
-    stored = paddle.to_tensor(weight).astype("bfloat16")
-    assert not bf16.uses_bf16(stored)
-    actual = run_both_ways(lambda x: linear_cpp(x, stored), [x], gradient)
-    expected = reference(x, stored.astype("float32").numpy(), np.zeros(5), gradient)
-    assert_all_close(actual, expected[:2], atol=2e-5)
 
 
 @needs_cpp

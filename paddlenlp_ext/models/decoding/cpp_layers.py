@@ -26,7 +26,7 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.ops.attention.decode_attention import ReservedPositions
 from paddlenlp_ext.ops.attention.key_value_cache import ReservingCache
-from paddlenlp_ext.ops.cpp import bf16, library
+from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.api_header import struct
 from paddlenlp_ext.ops.gates import geglu
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
@@ -161,12 +161,10 @@ class CppLayers:
             bias: bias [out], which must outlive this object, or None.
         """
         (out_features, in_features), dense, quantized = weight.shape, None, None
-        is_bf16 = weight.dtype == paddle.bfloat16 and bf16.unavailable_reason() is None
+        is_bf16 = weight.dtype == paddle.bfloat16
         few_rows = library.small_batch_rows(is_bf16)
         if isinstance(weight, paddle.Tensor):
             dense = library.pointer(weight)
-            if weight.dtype == paddle.bfloat16 and not is_bf16:  # oneDNN does not support bfloat16 on this processor
-                is_bf16, few_rows = True, _UNLIMITED
         else:
             packed = packed_struct(weight)
             self._kept.append(packed)

@@ -70,11 +70,17 @@ def activation_dtype(dtype: paddle.dtype | str) -> paddle.dtype:
 
 def unavailable_reason() -> str | None:
     """Return the reason why bfloat16 matmuls are unavailable on this CPU, or None if they are available."""
-    if library.products_unavailable_reason() is not None:
-        return library.products_unavailable_reason()
-    if not _has_bf16_products():
-        return "this processor does not have AVX-512, which oneDNN needs for bfloat16 matmuls"
-    return None
+    return library.products_unavailable_reason()
+
+
+def conversion_reason() -> str | None:
+    """Return the reason why bfloat16 matmuls convert their inputs to float32 and are no faster than in float32.
+
+    The result is None if the processor multiplies bfloat16, or if bfloat16 matmuls are unavailable.
+    """
+    if unavailable_reason() is not None or _has_bf16_products():
+        return None
+    return "this processor does not have AVX-512, which oneDNN needs for bfloat16 matmuls"
 
 
 @functools.cache
@@ -87,7 +93,7 @@ def _has_bf16_products() -> bool:
 def matmul_operand(parameter: paddle.Tensor) -> paddle.Tensor:
     """Return a contiguous parameter in a dtype that the C++ matmuls can read.
 
-    A bfloat16 matrix stays bfloat16 if the processor supports bfloat16 matmuls. Other parameters are cast to float32.
+    A bfloat16 matrix stays bfloat16 if bfloat16 matmuls are available. Other parameters are cast to float32.
     """
     if parameter.dtype == paddle.float32:
         return contiguous(parameter)

@@ -32,7 +32,8 @@ const char* last_error();
 Status get_threads(i64* count);
 Status set_threads(i64 count);
 
-// Sets `result` to 1 if oneDNN has bfloat16 matmuls for this processor (they need AVX-512), and to 0 otherwise.
+// Sets `result` to 1 if oneDNN has bfloat16 matmuls for this processor (they need AVX-512), and to 0 otherwise. Without
+// them, the products of bfloat16 matrices are computed in float.
 Status has_bf16_products(i64* result);
 
 // Allocates an uninitialized tensor and sets `tensor` to its DLManagedTensor. `code` and `bits` are the dtype code and

@@ -7,7 +7,8 @@
 namespace plx {
 
 // C [m, n] = alpha op(A) op(B) + beta C. op(A) [m, k] and op(B) [k, n] are the stored matrices, transposed if the flag
-// is set. Matrices are row-major, with row strides lda, ldb and ldc. Sums are computed in float for both types.
+// is set. Matrices are row-major, with row strides lda, ldb and ldc. Sums are computed in float for both types. Without
+// AVX-512, blocks of bfloat16 matrices are converted to float and multiplied as floats.
 void gemm(bool transpose_a, bool transpose_b, i64 m, i64 n, i64 k, float alpha, const float* a, i64 lda, const float* b,
           i64 ldb, float beta, float* c, i64 ldc);
 void gemm(bool transpose_a, bool transpose_b, i64 m, i64 n, i64 k, float alpha, const bf16* a, i64 lda, const bf16* b,

@@ -158,7 +158,10 @@ def test_library_of_a_paddle_without_onednn_has_ops_without_products(
     not_loaded, sources, monkeypatch, tmp_path, caplog
 ):
     (sources / "answer.cpp").unlink()
-    for path in (*levels.SOURCES.glob("*.h"), *(levels.SOURCES / f"{n}.cpp" for n in ("gemm", "errors", "threads"))):
+    for path in (
+        *levels.SOURCES.glob("*.h"),
+        *(levels.SOURCES / f"{n}.cpp" for n in ("gemm", "scratch", "errors", "threads")),
+    ):
         shutil.copy(path, sources)
     libraries = tmp_path / "libs"  # as of a Paddle for ARM: neither oneDNN nor MKL and its OpenMP
     libraries.mkdir()
