@@ -1,6 +1,6 @@
-"""Time of the recurrences of gated delta nets and Mamba-2, in C++ and in plain Paddle, measured in turn.
+"""Time of the recurrences of gated delta nets, Kimi delta attention and Mamba-2, in C++ and in plain Paddle.
 
-    python -m benchmarks.recurrences [--tokens 2048 --rows 1 8 --seconds 1 --dtype float32]
+    python -m benchmarks.recurrences [--ops NAME ... --tokens 2048 --rows 1 8 --seconds 1 --dtype float32]
 
 The first rows of the table are a forward pass without gradients, and a forward and backward pass, on one document. The
 last rows are decoding steps of one token for each row of a batch. The two programs alternate in turns of `--seconds`.
@@ -27,12 +27,22 @@ from benchmarks.measure import environment
 from benchmarks.triton_table import markdown
 from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.gated_delta_rule import gated_delta_rule_op
+from paddlenlp_ext.ops.kimi_delta_rule import kimi_delta_rule_op
 from paddlenlp_ext.ops.state_space_duality import state_space_duality_op
 from paddlenlp_ext.utils.run_command import run_command
 
-OPS = {"gated delta rule": gated_delta_rule_op, "state space duality": state_space_duality_op}
-SHAPES = {"gated delta rule": (16, 16, 128, 128), "state space duality": (1, 48, 128, 64)}
-"""Key heads (or groups), heads, rows and columns of a state in Qwen3.5-0.8B, and in Granite 4 H 350M to Micro."""
+OPS = {
+    "gated delta rule": gated_delta_rule_op,
+    "Kimi delta rule": kimi_delta_rule_op,
+    "state space duality": state_space_duality_op,
+}
+SHAPES = {
+    "gated delta rule": (16, 16, 128, 128),
+    "Kimi delta rule": (32, 32, 128, 128),
+    "state space duality": (1, 48, 128, 64),
+}
+"""Key heads (or groups), heads, rows and columns of a state in Qwen3.5-0.8B, in Kimi-Linear-48B-A3B, and in Granite 4 H
+350M to Micro."""
 BACKENDS = ("cpp", "reference")
 ROUNDS = 3
 
@@ -43,8 +53,9 @@ def random_tensors(name: str, layout: AttentionLayout, dtype: str) -> list[paddl
     count, rng = layout.num_positions, np.random.default_rng(0)
     shapes = [[count, groups, key_dim], [count, groups, key_dim], [count, heads, value_dim]]
     tensors = [paddle.to_tensor(rng.standard_normal(shape, np.float32), getattr(paddle, dtype)) for shape in shapes]
-    tensors.append(paddle.to_tensor(-(10 ** rng.uniform(-4, 0, (count, heads))), "float32"))
-    if name == "gated delta rule":
+    channels = [key_dim] if name == "Kimi delta rule" else []
+    tensors.append(paddle.to_tensor(-(10 ** rng.uniform(-4, 0, (count, heads, *channels))), "float32"))
+    if name != "state space duality":
         tensors.append(paddle.to_tensor(rng.uniform(0, 1, (count, heads)), "float32"))
     states = [len(layout.documents()[0]), heads, key_dim, value_dim]
     return [*tensors, paddle.to_tensor(rng.standard_normal(states, np.float32))]
@@ -93,6 +104,7 @@ def milliseconds(programs: Sequence[Callable[[], object]], seconds: float) -> li
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", choices=OPS, nargs="+", default=[*OPS], help="recurrences")
     parser.add_argument("--tokens", type=int, default=2048, help="length of the document")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="rows of the decoding steps")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a turn")
@@ -100,7 +112,7 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     document = AttentionLayout.from_documents([[args.tokens]])
     table: dict[str, list[object]] = {}
-    for name in OPS:
+    for name in args.ops:
         cases = {f"{args.tokens} tokens, forward": (forward, document)}
         cases[f"{args.tokens} tokens, forward and backward"] = both_passes, document
         for rows in args.rows:

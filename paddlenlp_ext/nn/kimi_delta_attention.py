@@ -29,7 +29,9 @@ from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.short_convolution import DepthwiseKernel
 from paddlenlp_ext.nn.token_mixer import MixerShape
 from paddlenlp_ext.ops.attention import AttentionLayout
-from paddlenlp_ext.ops.kimi_delta_rule import CHUNK, kimi_delta_rule
+from paddlenlp_ext.ops.kimi_delta_rule import kimi_delta_rule
+from paddlenlp_ext.ops.kimi_delta_rule.reference import CHUNK
+from paddlenlp_ext.paddle_compat import axis_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +73,15 @@ class KimiDeltaShape(MixerShape):
         return self.inner_size
 
     def saved_size(self, in_cpp: bool) -> float:
-        """Count 22 tensors [T, F], two tensors [T, H] and the states between chunks.
+        """Count the tensors [T, F] and two tensors [T, H].
 
-        The tensors [T, F] are q, k and v before the convolution, before and after the activation, and in chunks; q and
-        k before and after their norms; the decays before and after softplus, and in chunks; the input and output of
-        the norm, and the gate.
+        The tensors [T, F] are q, k and v before the convolution, before and after the activation, and after the split;
+        the decays before and after softplus, and after their scale; the input and output of the norm, and the gate.
+        The reference saves four more tensors, in chunks, and the states between chunks.
         """
+        saved = 18 * self.inner_size + 2 * self.head_dim
         states = self.num_heads * self.head_dim**2 / CHUNK
-        return 22 * self.inner_size + 2 * self.head_dim + states
+        return saved if in_cpp else saved + 4 * self.inner_size + states
 
     @property
     def sharded_sizes(self) -> dict[str, int]:
@@ -115,7 +118,6 @@ class KimiDeltaAttention(RecurrentMixer):
     attribute = "self_attn"
     input_names = ("q_proj", "k_proj", "v_proj", "b_proj", "forget_gate.f_a_proj", "g_a_proj")
     latent_names = ("forget_gate.f_b_proj", "g_b_proj")
-    has_static_graph = False  # a chunk of a whole prompt would need too much memory
 
     def __init__(self, shape: KimiDeltaShape, layer_index: int) -> None:
         super().__init__(layer_index)
@@ -145,7 +147,9 @@ class KimiDeltaAttention(RecurrentMixer):
         decay_BSNH = self.forget_gate.decays(self._heads(f_BSF))
         o_TNH = self.mix((qkv_BSC, decay_BSNH, F.sigmoid(b_BSN.astype("float32"))), inputs)
         gated_TF = self.o_norm(o_TNH.astype("float32")).flatten(1) * F.sigmoid(gate_BSF.flatten(0, 1).astype("float32"))
-        return recompute_region("attention_row_ln", self.o_proj, gated_TF.astype(x_BSD.dtype).reshape(gate_BSF.shape))
+        return recompute_region(
+            "attention_row_ln", self.o_proj, gated_TF.astype(x_BSD.dtype).reshape(axis_sizes(gate_BSF))
+        )
 
     def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
         """Return queries, keys and values [B, S, C], inputs of decays [B, S, F], b [B, S, N] and gates [B, S, F]."""
@@ -155,7 +159,7 @@ class KimiDeltaAttention(RecurrentMixer):
 
     def _heads(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., F] to [..., N, H]."""
-        return x.reshape([*x.shape[:-1], self.shape.num_heads, self.shape.head_dim])
+        return x.reshape([*axis_sizes(x)[:-1], self.shape.num_heads, self.shape.head_dim])
 
     @property
     def matrix_shape(self) -> tuple[int, int, int]:
@@ -173,4 +177,4 @@ class KimiDeltaAttention(RecurrentMixer):
         qkv = paddle.chunk(F.silu(mixed_BSC.flatten(0, 1)), 3, axis=-1)
         q_TNH, k_TNH, v_TNH = (self._heads(x_TF) for x_TF in qkv)
         decay_TNH, beta_TN = decay_BSNH.flatten(0, 1), beta_BSN.flatten(0, 1)
-        return kimi_delta_rule(q_TNH, k_TNH, v_TNH, decay_TNH, beta_TN, layout, initial_RNHE)
+        return kimi_delta_rule(q_TNH, k_TNH, v_TNH, decay_TNH, beta_TN, layout, initial_RNHE, overwrites)

@@ -26,14 +26,12 @@ class TokenMixer(nn.Layer):
         latent_names: names of the linear layers that read latents; empty without latent attention.
         output_name: name of the linear layer that returns the output of the mixer.
         implementation: backend of the attention op; None: the best available backend.
-        has_static_graph: whether a model with the mixer can be exported as a static graph.
     """
 
     attribute: ClassVar[str]
     input_names: tuple[str, ...]
     latent_names: tuple[str, ...] = ()
     output_name: ClassVar[str] = "o_proj"
-    has_static_graph: ClassVar[bool] = True
 
     def __init__(self, layer_index: int) -> None:
         super().__init__()

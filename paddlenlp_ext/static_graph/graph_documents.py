@@ -62,9 +62,17 @@ def _(layout: GraphDocuments, num_taps: int, has_windows: bool = False) -> Taps:
 
 
 @document_chunks.register
-def _(layout: GraphDocuments, size: int = 0) -> DocumentChunks:
-    """Return one chunk per row; its slots of padding are empty. `size` is ignored, because a row is one chunk."""
+def _(layout: GraphDocuments, size: int = 1) -> DocumentChunks:
+    """Return one chunk per row, with a multiple of `size` slots; slots of padding and further slots are empty."""
     positions_BS, rows_B = layout.positions_BS, layout.rows()
-    slots_BS = paddle.where(layout.is_token_BS, positions_BS, paddle.to_tensor(positions_BS.size))
+    num_positions = paddle.to_tensor(positions_BS.size)
+    filled_BC = paddle.where(layout.is_token_BS, positions_BS, num_positions)
+    own_BS = positions_BS
+    if size > 1:
+        batch, length = paddle.shape(positions_BS)
+        width = (length + size - 1) // size * size
+        further = paddle.full([batch, width - length], 1, "int64") * num_positions
+        filled_BC = paddle.concat([filled_BC, further], axis=1)
+        own_BS = width * rows_B.unsqueeze(1) + paddle.arange(length)
     level = Level(slice(None), previous=rows_B, ending=rows_B, ended=rows_B)
-    return DocumentChunks(slots_BS, slots=positions_BS.flatten(), levels=[level], order=rows_B)
+    return DocumentChunks(filled_BC, slots=own_BS.flatten(), levels=[level], order=rows_B)

@@ -102,16 +102,7 @@ def _name(dtype: paddle.dtype) -> str:
 
 
 def save_program(model: Any, folder: Path, prefix: str) -> None:
-    """Trace a model; write the program to `PREFIX.json` and the weights to `PREFIX.pdiparams`.
-
-    Raises:
-        ValueError: the model has layers that a program cannot contain.
-    """
-    kinds = sorted({type(mixer).__name__ for mixer in _mixers(model) if not mixer.has_static_graph})
-    if kinds:
-        raise ValueError(
-            f"models with {', '.join(kinds)} layers cannot be exported as a static graph; serve the model folder"
-        )
+    """Trace a model; write the program to `PREFIX.json` and the weights to `PREFIX.pdiparams`."""
     dtype: Any = cache_dtype(model)
     names = ("keys", "values")
     tensors = [

@@ -16,9 +16,14 @@ from paddlenlp_ext.doctor.devices_and_dtypes import paddle_dtype
 from paddlenlp_ext.ops.attention import AttentionLayout
 from tests.common.marks import backends_of
 from tests.ops.gated_delta_rule import stepwise as gated_delta_rule
+from tests.ops.kimi_delta_rule import stepwise as kimi_delta_rule
 from tests.ops.state_space_duality import stepwise as state_space_duality
 
-DEFINITIONS = {"gated delta rule": gated_delta_rule, "state space duality": state_space_duality}
+DEFINITIONS = {
+    "gated delta rule": gated_delta_rule,
+    "Kimi delta rule": kimi_delta_rule,
+    "state space duality": state_space_duality,
+}
 """Name of an op -> module with its definition: `op`, `Inputs`, `random_inputs`, `forward` and `backward`.
 
 The third input has the values [T, N, E], and the last one the initial states [R, N, H, E].

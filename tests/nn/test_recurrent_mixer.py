@@ -10,7 +10,6 @@ from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
-from paddlenlp_ext.static_graph.trace import save_program
 from tests.common.marks import needs_cpp
 from tests.common.models import slow_decays
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
@@ -124,7 +123,7 @@ def test_recurrent_mixer_with_a_cache_equals_the_whole_pass(family, chunks):
         np.testing.assert_allclose(found[index], expected, rtol=0, atol=5e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("family", [family for family in MIXERS if family != "kimi_linear_delta"])
+@each_family
 @paddle.no_grad()
 @needs_cpp
 def test_single_positions_are_added_to_the_matrices_in_place(family):
@@ -164,8 +163,3 @@ def test_prefix_tuning_of_a_recurrent_mixer_raises(family):
     message = rf"prefix_tuning: model\.layers\.0\.{MIXERS[family]} is a (GatedDeltaNet|SplitGatedDeltaNet|Mamba2|Kimi)"
     with pytest.raises(ValueError, match=message):
         get_peft_model(new_model(family), PrefixTuningConfig(num_virtual_tokens=3))
-
-
-def test_static_graph_of_kimi_delta_attention_raises(tmp_path):
-    with pytest.raises(ValueError, match="models with KimiDeltaAttention layers cannot be exported as a static graph"):
-        save_program(tiny_model("kimi_linear_delta"), tmp_path, "model")

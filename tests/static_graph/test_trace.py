@@ -46,6 +46,7 @@ DIFFERENT = (
 RECURRENT = (
     "lfm2_convolutions",
     "qwen3_5_gated_delta",
+    "kimi_linear_delta",
     "granite_4_mamba2",
     "falcon_h1_two_mixers",
     "nemotron_h_single_blocks",

@@ -15,6 +15,7 @@ from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
 from paddlenlp_ext.ops.gated_delta_rule import gated_delta_rule
 from paddlenlp_ext.ops.gates import clamped_swiglu, geglu, swiglu
 from paddlenlp_ext.ops.grouped_linear import grouped_linear
+from paddlenlp_ext.ops.kimi_delta_rule import kimi_delta_rule
 from paddlenlp_ext.ops.layer_norm import layer_norm
 from paddlenlp_ext.ops.linear import linear, linear_input_gradient_op
 from paddlenlp_ext.ops.lora_linear import lora_linear
@@ -177,6 +178,17 @@ def run_gated_delta_rule(inputs: Inputs) -> list[paddle.Tensor]:
     initial_RNHE = inputs.trained(3, 4, 16, 8).astype("float32")
     log_decay_TN = log_sigmoid(decay_TN)
     return [*gated_delta_rule(q_TGH, k_TGH, v_TNE, log_decay_TN, sigmoid(beta_TN), layout, initial_RNHE)]
+
+
+@op_case("Kimi delta rule")
+def run_kimi_delta_rule(inputs: Inputs) -> list[paddle.Tensor]:
+    """Call the Kimi delta rule on documents of one chunk and of several chunks, and a branch, with initial states."""
+    layout = AttentionLayout.from_documents([[5, 130, 3]], document_parents=[[None, None, 1]])
+    q_TNH, k_TNH, v_TNE = inputs.trained(138, 2, 16), inputs.trained(138, 2, 16), inputs.trained(138, 2, 8)
+    decay_TNH, beta_TN = (inputs.trained(*shape).astype("float32") for shape in ((138, 2, 16), (138, 2)))
+    initial_RNHE = inputs.trained(3, 2, 16, 8).astype("float32")
+    log_decay_TNH = log_sigmoid(decay_TNH)
+    return [*kimi_delta_rule(q_TNH, k_TNH, v_TNE, log_decay_TNH, sigmoid(beta_TN), layout, initial_RNHE)]
 
 
 @op_case("state space duality")

@@ -17,8 +17,9 @@ struct DeltaRuleSizes {
     float norm_epsilon;  // term that is added to the sum of squares when a query or a key is normalized
 };
 
-// q, k [positions, key_heads, key_dim]; v, o [positions, heads, value_dim]; decay, beta [positions, heads]; initial,
-// final [documents, heads, key_dim, value_dim]. `initial` is null for zeros. The forward pass writes o and final; final
+// q, k [positions, key_heads, key_dim]; v, o [positions, heads, value_dim]; beta [positions, heads]; decay [positions,
+// heads], or [positions, heads, key_dim] in the Kimi delta rule, in which key_heads is equal to heads; initial, final
+// [documents, heads, key_dim, value_dim]. `initial` is null for zeros. The forward pass writes o and final; final
 // may be equal to initial. The backward pass reads all tensors except o, and writes all gradients; initial_gradient may
 // be null. `final` may be null in the backward pass if no document has a parent; final_gradient is null for zeros.
 struct DeltaRuleTensors {
@@ -79,6 +80,11 @@ extern "C" {
 
 Status gated_delta_rule_forward(const DeltaRuleSizes* sizes, const DeltaRuleTensors* tensors);
 Status gated_delta_rule_backward(const DeltaRuleSizes* sizes, const DeltaRuleTensors* tensors);
+
+// -- Kimi delta rule --------------------------------------------------------------------------------------------------
+
+Status kimi_delta_rule_forward(const DeltaRuleSizes* sizes, const DeltaRuleTensors* tensors);
+Status kimi_delta_rule_backward(const DeltaRuleSizes* sizes, const DeltaRuleTensors* tensors);
 
 // -- state space duality ----------------------------------------------------------------------------------------------
 

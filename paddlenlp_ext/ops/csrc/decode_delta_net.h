@@ -99,8 +99,8 @@ class KeyHead {
             float* const out = inputs.out + at * net_.value_dim;
             const i64 state = state_at(member);
             recurrence::delta_rule_step(
-                {net_.key_dim, net_.value_dim, before + state, net_.states_after + state, decay}, sigmoid(inputs.b[at]),
-                q_, k_, v_, out);
+                {net_.key_dim, net_.value_dim, before + state, net_.states_after + state, {&decay, 0}},
+                sigmoid(inputs.b[at]), q_, k_, v_, out);
             gate(inputs.z + at * net_.value_dim, out);
         }
     }

@@ -1,4 +1,5 @@
-// Chunks of the gated delta rule (arXiv:2412.06464): types shared by the forward and the backward pass.
+// Chunks of the gated delta rule (arXiv:2412.06464): types shared by the forward and the backward pass, and with the
+// Kimi delta rule.
 #pragma once
 
 #include "recurrence.h"
@@ -34,26 +35,17 @@ inline void solve_transposed(i64 rows, i64 width, const float* minus_a, float* x
 }
 
 // Queries and keys of a chunk and a key head, normalized; the queries are also scaled by 1 / sqrt(dim).
-struct KeyChunk {
+struct NormalizedKeys {
     const i64 dim;
     i64 rows = 0;
     float *const q, *const k;                // [64, dim]
     float *const q_scales, *const k_scales;  // [64], factors of the inputs
-    float* const k_columns;                  // [dim, 64], K^T
-    float *const qk, *const kk;              // [64, 64], Q K^T and K K^T
 
-    KeyChunk(Arrays& arrays, i64 dim)
+    NormalizedKeys(Arrays& arrays, i64 dim)
         : dim(dim), q(arrays.take<float>(CHUNK * dim)), k(arrays.take<float>(CHUNK * dim)),
-          q_scales(arrays.take<float>(CHUNK)), k_scales(arrays.take<float>(CHUNK)),
-          k_columns(arrays.take<float>(dim * CHUNK)), qk(arrays.take<float>(CHUNK * CHUNK)),
-          kk(arrays.take<float>(CHUNK * CHUNK)) {}
+          q_scales(arrays.take<float>(CHUNK)), k_scales(arrays.take<float>(CHUNK)) {}
 
     // `q_rows` and `k_rows` point to the first rows of the inputs, whose rows are `stride` floats apart.
-    void load(const float* q_rows, const float* k_rows, i64 stride, i64 count, float epsilon) {
-        load_rows(q_rows, k_rows, stride, count, epsilon);
-        multiply();
-    }
-    // Sets q and k.
     void load_rows(const float* q_rows, const float* k_rows, i64 stride, i64 count, float epsilon) {
         rows = count;
         for (i64 row = 0; row < rows; ++row) {
@@ -61,11 +53,15 @@ struct KeyChunk {
             k_scales[row] = normalize(k_rows + row * stride, epsilon, 1.0f, k + row * dim);
         }
     }
-    // Sets the products of q and k.
-    void multiply() const {
-        transpose_rows(rows, dim, k, dim, k_columns, CHUNK);
-        multiply_to_lower(rows, dim, q, dim, k_columns, qk);
-        multiply_to_lower(rows, dim, k, dim, k_columns, kk);
+    // Writes the gradients of the inputs, whose rows are `stride` floats apart, for the gradients [rows, dim] of q and
+    // k.
+    void input_gradients(const float* of_q, const float* of_k, i64 stride, float* to_q, float* to_k) const {
+        const float scale_of_q = 1.0f / std::sqrt(float(dim));
+        for (i64 row = 0; row < rows; ++row) {
+            const i64 at = row * dim, to = row * stride;
+            input_gradient(q + at, of_q + at, q_scales[row], scale_of_q, to_q + to);
+            input_gradient(k + at, of_k + at, k_scales[row], 1.0f, to_k + to);
+        }
     }
 
   private:
@@ -74,10 +70,38 @@ struct KeyChunk {
         scale(false, factor, x, dim, to);
         return factor;
     }
+    // Gradient of x for y = factor x with factor = norm / sqrt(x^2 + epsilon).
+    void input_gradient(const float* y, const float* of_y, float factor, float norm, float* to) const {
+        const float along = dot(y, of_y, dim) / (norm * norm);
+        for_each_vector(dim, [&](i64 at, i64 count) {
+            store_part(to + at, factor * (load_part(of_y + at, count) - along * load_part(y + at, count)), count);
+        });
+    }
 };
 
-// Decays and strengths of a chunk and a value head, and the factors of the formulas that contain them.
-struct HeadChunk : ChunkDecays {
+// Queries and keys of the gated delta rule, with their products.
+struct KeyChunk : NormalizedKeys {
+    float* const k_columns;      // [dim, 64], K^T
+    float *const qk, *const kk;  // [64, 64], Q K^T and K K^T
+
+    KeyChunk(Arrays& arrays, i64 dim)
+        : NormalizedKeys(arrays, dim), k_columns(arrays.take<float>(dim * CHUNK)),
+          qk(arrays.take<float>(CHUNK * CHUNK)), kk(arrays.take<float>(CHUNK * CHUNK)) {}
+
+    void load(const float* q_rows, const float* k_rows, i64 stride, i64 count, float epsilon) {
+        load_rows(q_rows, k_rows, stride, count, epsilon);
+        multiply();
+    }
+    // Sets the products of q and k.
+    void multiply() const {
+        transpose_rows(rows, dim, k, dim, k_columns, CHUNK);
+        multiply_to_lower(rows, dim, q, dim, k_columns, qk);
+        multiply_to_lower(rows, dim, k, dim, k_columns, kk);
+    }
+};
+
+// Factors of the formulas for a chunk and a value head. In the Kimi delta rule, the decays are vectors.
+struct DeltaFactors {
     const i64 dim;
     float* const beta;               // [64]
     float *const minus_a, *const p;  // [64, 64]
@@ -85,10 +109,29 @@ struct HeadChunk : ChunkDecays {
     float* const k_since_start;      // -beta e^c K
     float* const k_until_end;        // e^(c_C - c) K
 
-    HeadChunk(Arrays& arrays, i64 dim)
-        : ChunkDecays(arrays), dim(dim), beta(arrays.take<float>(CHUNK)), minus_a(arrays.take<float>(CHUNK * CHUNK)),
+    DeltaFactors(Arrays& arrays, i64 dim)
+        : dim(dim), beta(arrays.take<float>(CHUNK)), minus_a(arrays.take<float>(CHUNK * CHUNK)),
           p(arrays.take<float>(CHUNK * CHUNK)), q_since_start(arrays.take<float>(CHUNK * dim)),
           k_since_start(arrays.take<float>(CHUNK * dim)), k_until_end(arrays.take<float>(CHUNK * dim)) {}
+
+    // Writes U [rows, width] for values whose rows are `stride` floats apart.
+    void added_rows(i64 rows, const float* values, i64 stride, const float* state, i64 width, float* u) const {
+        for (i64 row = 0; row < rows; ++row) scale(false, beta[row], values + row * stride, width, u + row * width);
+        product(true, rows, width, dim, Rows{k_since_start, dim, 1}, state, width, u, width);
+        solve(rows, width, minus_a, u);
+    }
+
+    // Writes O to rows that are `stride` floats apart; `o` has space for [rows, width].
+    void outputs(i64 rows, const float* state, const float* u, i64 width, float* o, float* to, i64 stride) const {
+        product(false, rows, width, dim, Rows{q_since_start, dim, 1}, state, width, o, width);
+        multiply_lower(true, rows, width, p, u, width, o, width);
+        for (i64 row = 0; row < rows; ++row) std::copy_n(o + row * width, width, to + row * stride);
+    }
+};
+
+// Decays and strengths of a chunk and a value head of the gated delta rule.
+struct HeadChunk : ChunkDecays, DeltaFactors {
+    HeadChunk(Arrays& arrays, i64 dim) : ChunkDecays(arrays), DeltaFactors(arrays, dim) {}
 
     // The values of `decays` and `betas` for adjacent positions are `stride` floats apart.
     void load(const KeyChunk& keys, const float* decays, const float* betas, i64 stride) {
@@ -100,13 +143,6 @@ struct HeadChunk : ChunkDecays {
             scale(false, -beta[row] * since_start[row], keys.k + row * dim, dim, k_since_start + row * dim);
             scale(false, until_end[row], keys.k + row * dim, dim, k_until_end + row * dim);
         }
-    }
-
-    // Writes U [rows, width] for values whose rows are `stride` floats apart.
-    void added_rows(const float* values, i64 stride, const float* state, i64 width, float* u) const {
-        for (i64 row = 0; row < rows; ++row) scale(false, beta[row], values + row * stride, width, u + row * width);
-        product(true, rows, width, dim, Rows{k_since_start, dim, 1}, state, width, u, width);
-        solve(rows, width, minus_a, u);
     }
 
     // Replaces the state before the chunk with the state after it.

@@ -58,7 +58,7 @@ class Task {
                 float *const state = states_ + member * group_.state_size(), *const u = saved_.u(chunk, member);
                 load_head(position, member);
                 std::copy_n(state, group_.state_size(), saved_.state(chunk, member));
-                chunk_.added_rows(tensors_.v + group_.value_at(position, member), group_.value_stride(), state,
+                chunk_.added_rows(rows, tensors_.v + group_.value_at(position, member), group_.value_stride(), state,
                                   sizes_.value_dim, u);
                 chunk_.update(u, sizes_.value_dim, state);
             }
@@ -80,7 +80,9 @@ class Task {
                 run_head(position, member, saved_.state(first_chunk + chunk, member),
                          saved_.u(first_chunk + chunk, member));
             }
-            write_key_gradients(position);
+            const i64 at = group_.key_at(position);
+            keys_.input_gradients(of_q_, of_k_, group_.key_stride(), tensors_.q_gradient + at,
+                                  tensors_.k_gradient + at);
         }
     }
 
@@ -175,23 +177,6 @@ class Task {
         multiply_lower_transposed(true, rows, dim, of_qk_, keys_.q, dim, of_k_, dim);
         multiply_lower(true, rows, dim, of_kk_, keys_.k, dim, of_k_, dim);
         multiply_lower_transposed(true, rows, dim, of_kk_, keys_.k, dim, of_k_, dim);
-    }
-
-    // Writes the gradients of the inputs that KeyChunk has normalized.
-    void write_key_gradients(i64 position) const {
-        const float scale_of_q = 1.0f / std::sqrt(float(keys_.dim));
-        for (i64 row = 0; row < keys_.rows; ++row) {
-            const i64 at = row * keys_.dim, to = group_.key_at(position + row);
-            normalized_gradient(keys_.q + at, of_q_ + at, keys_.q_scales[row], scale_of_q, tensors_.q_gradient + to);
-            normalized_gradient(keys_.k + at, of_k_ + at, keys_.k_scales[row], 1.0f, tensors_.k_gradient + to);
-        }
-    }
-    // Gradient of x for y = factor x with factor = norm / sqrt(x^2 + epsilon).
-    void normalized_gradient(const float* y, const float* of_y, float factor, float norm, float* to) const {
-        const float along = dot(y, of_y, keys_.dim) / (norm * norm);
-        for_each_vector(keys_.dim, [&](i64 at, i64 count) {
-            store_part(to + at, factor * (load_part(of_y + at, count) - along * load_part(y + at, count)), count);
-        });
     }
 
     const DeltaRuleSizes& sizes_;

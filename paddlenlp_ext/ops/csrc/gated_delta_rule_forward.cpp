@@ -38,8 +38,8 @@ class Task {
             const i64 scalar = group_.scalar_at(position, member), row = group_.value_at(position, member);
             const i64 at = member * group_.state_size();
             const float decay = std::exp(tensors_.decay[scalar]);
-            delta_rule_step({sizes_.key_dim, sizes_.value_dim, before + at, after + at, decay}, tensors_.beta[scalar],
-                            keys_.q, keys_.k, tensors_.v + row, tensors_.o + row);
+            delta_rule_step({sizes_.key_dim, sizes_.value_dim, before + at, after + at, {&decay, 0}},
+                            tensors_.beta[scalar], keys_.q, keys_.k, tensors_.v + row, tensors_.o + row);
         }
     }
 
@@ -47,11 +47,8 @@ class Task {
         const i64 at = group_.scalar_at(position, member), values = group_.value_at(position, member);
         const i64 width = sizes_.value_dim, stride = group_.value_stride();
         chunk_.load(keys_, tensors_.decay + at, tensors_.beta + at, sizes_.heads);
-        chunk_.added_rows(tensors_.v + values, stride, state, width, u_);
-        product(false, keys_.rows, width, keys_.dim, Rows{chunk_.q_since_start, keys_.dim, 1}, state, width, o_, width);
-        multiply_lower(true, keys_.rows, width, chunk_.p, u_, width, o_, width);
-        for (i64 row = 0; row < keys_.rows; ++row)
-            std::copy_n(o_ + row * width, width, tensors_.o + values + row * stride);
+        chunk_.added_rows(keys_.rows, tensors_.v + values, stride, state, width, u_);
+        chunk_.outputs(keys_.rows, state, u_, width, o_, tensors_.o + values, stride);
         chunk_.update(u_, width, state);
     }
 

@@ -31,8 +31,8 @@ class Task {
         for (i64 member = 0; member < heads_.count(); ++member) {
             const i64 row = heads_.row_at(position, member), at = member * heads_.state_size();
             const float decay = std::exp(tensors_.decay[heads_.scalar_at(position, member)]);
-            state_space_step({sizes_.state_dim, sizes_.head_dim, before + at, after + at, decay}, tensors_.c + group,
-                             tensors_.b + group, tensors_.dx + row, tensors_.y + row);
+            state_space_step({sizes_.state_dim, sizes_.head_dim, before + at, after + at, {&decay, 0}},
+                             tensors_.c + group, tensors_.b + group, tensors_.dx + row, tensors_.y + row);
         }
     }
 

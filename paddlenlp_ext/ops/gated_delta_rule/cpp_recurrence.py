@@ -29,10 +29,11 @@ class CppRecurrence:
         name: name of the recurrence.
         sizes: name of the struct with the sizes.
         tensors: name of the struct with the addresses of the tensors.
-        inputs: names of the input fields of `tensors`: q, k and v (or their counterparts), the inputs [T, N], and the
-            initial states.
+        inputs: names of the input fields of `tensors`: q, k and v (or their counterparts), the decays, other inputs
+            [T, N], and the initial states.
         output: name of the output field.
         constants: values of the last fields of the struct with the sizes.
+        has_channel_decays: whether the decays are [T, N, H] instead of [T, N]; then each head has its own keys.
     """
 
     name: str
@@ -41,6 +42,7 @@ class CppRecurrence:
     inputs: tuple[str, ...]
     output: str
     constants: tuple[float, ...] = ()
+    has_channel_decays: bool = False
 
     def __call__(
         self,
@@ -72,8 +74,10 @@ class CppRecurrence:
         (count, key_heads, key_dim), (_, heads, value_dim) = shapes[0], shapes[2]
         assert count == layout.num_positions and heads % key_heads == 0, f"{shapes}, {layout.num_positions} positions"
         states = [len(layout.documents()[0]), heads, key_dim, value_dim]
-        others = [[count, heads]] * (len(self.inputs) - 4)
-        expected = [shapes[0], shapes[0], [count, heads, value_dim], *others, states]
+        decays = [count, heads, key_dim] if self.has_channel_decays else [count, heads]
+        others = [[count, heads]] * (len(self.inputs) - 5)
+        expected = [shapes[0], shapes[0], [count, heads, value_dim], decays, *others, states]
+        assert key_heads == heads or not self.has_channel_decays, f"{key_heads} key heads, {heads} heads"
         assert shapes == expected[: len(shapes)], f"{shapes}, expected {expected}"
         return key_heads, heads, key_dim, value_dim
 

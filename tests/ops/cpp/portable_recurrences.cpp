@@ -18,8 +18,7 @@ namespace {
 
 constexpr i64 GROUPS = 2, HEADS = 10, DIM = 5, WIDTH = 18, POSITIONS = 141, DOCUMENTS = 3;
 constexpr i64 STARTS[] = {0, 70, 71}, LENGTHS[] = {70, 1, 70}, PARENTS[] = {-1, -1, 0};
-constexpr i64 KEYS = POSITIONS * GROUPS * DIM, SCALARS = POSITIONS * HEADS, VALUES = SCALARS * WIDTH,
-              STATES = DOCUMENTS * HEADS * DIM * WIDTH;
+constexpr i64 SCALARS = POSITIONS * HEADS, VALUES = SCALARS * WIDTH, STATES = DOCUMENTS * HEADS * DIM * WIDTH;
 constexpr double EPSILON = 1e-6;
 
 std::mt19937 generator(2);
@@ -27,7 +26,21 @@ std::mt19937 generator(2);
 // Queries, keys, values, decays, strengths and initial states. State space
 // duality has no strengths.
 enum Input { Q, K, V, DECAY, BETA, INITIAL, INPUTS };
-const i64 COUNTS[] = {KEYS, KEYS, VALUES, SCALARS, SCALARS, STATES};
+
+struct Recurrence {
+    const char* name;
+    bool is_delta_rule;
+    i64 groups;  // groups of heads with the same keys
+    i64 decays;  // decays of a head and a position
+
+    i64 count(int input) const {
+        const i64 keys = POSITIONS * groups * DIM;
+        return std::vector<i64>{keys, keys, VALUES, SCALARS * decays, SCALARS, STATES}[input];
+    }
+};
+const Recurrence GATED = {"gated delta rule", true, GROUPS, 1};
+const Recurrence KIMI = {"Kimi delta rule", true, HEADS, DIM};
+const Recurrence STATE_SPACE = {"state space duality", false, GROUPS, 1};
 
 Floats random_floats(i64 count) {
     std::normal_distribution<float> normal;
@@ -44,7 +57,9 @@ double inverse_norm(const double* x) {
 
 // Returns the outputs of all positions, and then the states after the
 // documents.
-Doubles definition(const std::vector<Doubles>& inputs, bool is_delta_rule) {
+Doubles definition(const std::vector<Doubles>& inputs, const Recurrence& recurrence) {
+    const bool is_delta_rule = recurrence.is_delta_rule;
+    const i64 groups = recurrence.groups, decays = recurrence.decays;
     Doubles results(VALUES + STATES);
     for (i64 document = 0; document < DOCUMENTS; ++document)
         for (i64 head = 0; head < HEADS; ++head) {
@@ -54,11 +69,12 @@ Doubles definition(const std::vector<Doubles>& inputs, bool is_delta_rule) {
                 state[i] = PARENTS[document] < 0 ? inputs[INITIAL][at + i]
                                                  : results[VALUES + (PARENTS[document] * HEADS + head) * size + i];
             for (i64 t = STARTS[document]; t < STARTS[document] + LENGTHS[document]; ++t) {
-                const i64 key = (t * GROUPS + head / (HEADS / GROUPS)) * DIM, scalar = t * HEADS + head;
+                const i64 key = (t * groups + head / (HEADS / groups)) * DIM, scalar = t * HEADS + head;
                 const double *const q = &inputs[Q][key], *const k = &inputs[K][key];
                 const double q_factor = is_delta_rule ? inverse_norm(q) / std::sqrt(double(DIM)) : 1;
                 const double k_factor = is_delta_rule ? inverse_norm(k) : 1;
-                for (i64 i = 0; i < size; ++i) state[i] *= std::exp(inputs[DECAY][scalar]);
+                for (i64 i = 0; i < size; ++i)
+                    state[i] *= std::exp(inputs[DECAY][scalar * decays + i / WIDTH % decays]);
                 for (i64 e = 0; e < WIDTH; ++e) {
                     double u = inputs[V][scalar * WIDTH + e], sum = 0;
                     if (is_delta_rule) {
@@ -74,12 +90,12 @@ Doubles definition(const std::vector<Doubles>& inputs, bool is_delta_rule) {
     return results;
 }
 
-Status run(bool is_delta_rule, const std::vector<Floats>& inputs, Floats& results, const Floats& weights,
+Status run(const Recurrence& recurrence, const std::vector<Floats>& inputs, Floats& results, const Floats& weights,
            std::vector<Floats>& gradients) {
     float *const o = results.data(), *const final = o + VALUES;
     const float *const of_o = weights.data(), *const of_final = of_o + VALUES;
-    if (is_delta_rule) {
-        const DeltaRuleSizes sizes{DOCUMENTS, GROUPS, HEADS, DIM, WIDTH, STARTS, LENGTHS, PARENTS, float(EPSILON)};
+    if (recurrence.is_delta_rule) {
+        const DeltaRuleSizes sizes{DOCUMENTS, recurrence.groups, HEADS, DIM, WIDTH, STARTS, LENGTHS, PARENTS, float(EPSILON)};
         const DeltaRuleTensors tensors{inputs[Q].data(),
                                        inputs[K].data(),
                                        inputs[V].data(),
@@ -96,8 +112,10 @@ Status run(bool is_delta_rule, const std::vector<Floats>& inputs, Floats& result
                                        gradients[DECAY].data(),
                                        gradients[BETA].data(),
                                        gradients[INITIAL].data()};
-        const Status status = gated_delta_rule_forward(&sizes, &tensors);
-        return status == OK ? gated_delta_rule_backward(&sizes, &tensors) : status;
+        const bool is_kimi = recurrence.decays > 1;
+        const Status status = (is_kimi ? kimi_delta_rule_forward : gated_delta_rule_forward)(&sizes, &tensors);
+        if (status != OK) return status;
+        return (is_kimi ? kimi_delta_rule_backward : gated_delta_rule_backward)(&sizes, &tensors);
     }
     const StateSpaceSizes sizes{DOCUMENTS, GROUPS, HEADS, DIM, WIDTH, STARTS, LENGTHS, PARENTS};
     const StateSpaceTensors tensors{inputs[Q].data(),
@@ -126,18 +144,20 @@ bool report(const char* name, const char* part, double error, double allowed) {
     return passed;
 }
 
-int failures_of(const char* name, bool is_delta_rule) {
+int failures_of(const Recurrence& recurrence) {
+    const char* const name = recurrence.name;
     std::vector<Floats> inputs, gradients;
     std::vector<Doubles> exact;
-    for (i64 count : COUNTS) inputs.push_back(random_floats(count)), gradients.emplace_back(count);
+    for (int input = 0; input < INPUTS; ++input)
+        inputs.push_back(random_floats(recurrence.count(input))), gradients.emplace_back(recurrence.count(input));
     for (float& decay : inputs[DECAY]) decay = -std::fabs(decay);
     for (float& beta : inputs[BETA]) beta = std::fabs(beta);
     for (const Floats& input : inputs) exact.emplace_back(input.begin(), input.end());
     Floats results(VALUES + STATES);
     const Floats weights = random_floats(VALUES + STATES);
-    int failures = run(is_delta_rule, inputs, results, weights, gradients) != OK;
+    int failures = run(recurrence, inputs, results, weights, gradients) != OK;
 
-    const Doubles expected = definition(exact, is_delta_rule);
+    const Doubles expected = definition(exact, recurrence);
     double largest = 0;
     for (i64 i = 0; i < VALUES + STATES; ++i)
         largest = larger(largest, std::fabs(results[i] - expected[i]) / (1 + std::fabs(expected[i])));
@@ -145,13 +165,13 @@ int failures_of(const char* name, bool is_delta_rule) {
 
     const char* const names[] = {"of q", "of k", "of v", "of decay", "of beta", "of initial"};
     for (int input = 0; input < INPUTS; ++input) {
-        if (input == BETA && !is_delta_rule) continue;
+        if (input == BETA && !recurrence.is_delta_rule) continue;
         largest = 0;
-        for (i64 i = input; i < COUNTS[input]; i += COUNTS[input] / 13) {
+        for (i64 i = input; i < recurrence.count(input); i += recurrence.count(input) / 13) {
             double difference = 0;
             for (double step : {1e-4, -1e-4}) {
                 exact[input][i] += step;
-                const Doubles moved = definition(exact, is_delta_rule);
+                const Doubles moved = definition(exact, recurrence);
                 for (i64 r = 0; r < VALUES + STATES; ++r) difference += moved[r] * weights[r] / (2 * step);
                 exact[input][i] -= step;
             }
@@ -164,4 +184,4 @@ int failures_of(const char* name, bool is_delta_rule) {
 
 }  // namespace
 
-int failed_recurrences() { return failures_of("gated delta rule", true) + failures_of("state space duality", false); }
+int failed_recurrences() { return failures_of(GATED) + failures_of(KIMI) + failures_of(STATE_SPACE); }

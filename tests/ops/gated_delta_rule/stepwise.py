@@ -20,7 +20,10 @@ SHAPES = [(2, 2, 4, 4), (2, 4, 5, 3), (1, 3, 8, 24), (2, 4, 20, 32)]  # G, N, H,
 
 @dataclass
 class Inputs:
-    """Inputs of the op, or the gradients of these inputs."""
+    """Inputs of the op, or the gradients of these inputs.
+
+    Decays have the shape [T, N], or [T, N, H] in the Kimi delta rule.
+    """
 
     q: np.ndarray
     k: np.ndarray
@@ -54,7 +57,7 @@ def forward(inputs: Inputs, layout: AttentionLayout) -> tuple[np.ndarray, np.nda
         state = inputs.initial[document] if parent < 0 else finals[parent]
         for t in range(start, start + length):
             states.append(state)
-            state = np.exp(inputs.decay[t])[:, None, None] * state
+            state = _row_decays(inputs, t) * state
             read = np.einsum("nhe,nh->ne", state, k[t])
             state = state + np.einsum("nh,ne->nhe", k[t], inputs.beta[t][:, None] * (inputs.v[t] - read))
             outputs.append(np.einsum("nhe,nh->ne", state, q[t]) * q.shape[-1] ** -0.5)
@@ -72,7 +75,7 @@ def backward(inputs: Inputs, layout: AttentionLayout, of_o: np.ndarray, of_final
     for document in reversed(range(len(starts))):
         of_state, start = of_states[document], starts[document]
         for t in reversed(range(start, start + lengths[document])):
-            decay, beta = np.exp(inputs.decay[t])[:, None, None], inputs.beta[t][:, None]
+            decay, beta = _row_decays(inputs, t), inputs.beta[t][:, None]
             decayed = decay * states[t]
             difference = inputs.v[t] - np.einsum("nhe,nh->ne", decayed, k[t])
             state = decayed + np.einsum("nh,ne->nhe", k[t], beta * difference)
@@ -84,12 +87,17 @@ def backward(inputs: Inputs, layout: AttentionLayout, of_o: np.ndarray, of_final
             gradients.k[t] = np.einsum("nhe,ne->nh", of_state, beta * difference)
             gradients.k[t] -= np.einsum("nhe,ne->nh", decayed, beta * of_update)
             of_state = of_state - np.einsum("nh,ne->nhe", k[t], beta * of_update)
-            gradients.decay[t] = (of_state * decayed).sum((-2, -1))
+            gradients.decay[t] = (of_state * decayed).sum((-1, -2) if inputs.decay.ndim == 2 else -1)
             of_state = decay * of_state
         parent = layout.parents()[document]
         (gradients.initial[document : document + 1] if parent < 0 else of_states[parent : parent + 1])[:] += of_state
     gradients.q, gradients.k = _unit_gradient(inputs.q, gradients.q), _unit_gradient(inputs.k, gradients.k)
     return gradients
+
+
+def _row_decays(inputs: Inputs, t: int) -> np.ndarray:
+    """Return the decays of the rows of the states at a position, [N, 1, 1] or [N, H, 1]."""
+    return np.exp(inputs.decay[t]).reshape(inputs.v.shape[1], -1, 1)
 
 
 def _unit(x_TGH: np.ndarray, heads: int) -> np.ndarray:

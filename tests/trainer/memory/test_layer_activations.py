@@ -15,6 +15,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.ops.gated_delta_rule import gated_delta_rule_op
+from paddlenlp_ext.ops.kimi_delta_rule import kimi_delta_rule_op
 from paddlenlp_ext.ops.state_space_duality import state_space_duality_op
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
@@ -98,6 +99,7 @@ OTHER_MIXERS = {
         "mlp_multipliers": [0.9, 0.8],
     },
 }
+OPS_OF_MIXERS = {"gated": gated_delta_rule_op, "Kimi": kimi_delta_rule_op, "Mamba-2": state_space_duality_op}
 ON_EXPERTS = LoRAConfig(rank=8, target_parameters=["experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight"])
 OPS = CPU_PADDLE if library.unavailable_reason() else CPU_CPP
 # Not estimated: scales of two norms, and the softmax sums of four heads, which are recomputed in plain Paddle.
@@ -207,18 +209,16 @@ def test_activations_of_other_mixers_are_near_the_estimate(changes, monkeypatch)
     """Compare with an estimate that leaves out values with one element per head, and the scales of norms."""
     monkeypatch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", {**SHAPE, **changes})
     measured, expected = measured_in_a_layer(None), predicted(None, OPS)
-    assert 0.96 * measured <= expected <= measured
+    assert 0.96 * measured <= expected <= 1.01 * measured
 
 
 @pytest.mark.skipif(OPS is CPU_PADDLE, reason="compares the reference with the C++ library")
-@pytest.mark.parametrize(
-    "mixers", [name for name in OTHER_MIXERS if name not in ("short convolutions", "Kimi delta attention")]
-)
+@pytest.mark.parametrize("mixers", [name for name in OTHER_MIXERS if name != "short convolutions"])
 def test_activations_of_the_reference_of_a_recurrence_are_near_the_estimate(mixers, monkeypatch):
     """Compare the additional activations; values with one element per head are not estimated."""
     monkeypatch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", {**SHAPE, **OTHER_MIXERS[mixers]})
     mixer, _ = build(None).config.other_mixers
-    op = state_space_duality_op if mixers.startswith("Mamba-2") else gated_delta_rule_op
+    op = next(op for kind, op in OPS_OF_MIXERS.items() if mixers.startswith(kind))
     found = measured_in_a_layer(None, around=lambda: op.restricted_to("reference"))
     added = found - measured_in_a_layer(None)
     expected = 4 * (mixer.saved_size(in_cpp=False) - mixer.saved_size(in_cpp=True))
