@@ -13,6 +13,7 @@ from rich.table import Table
 from paddlenlp_ext.cli.plan_warnings import memory_warning, plan_warnings, prefix_warning
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
+from paddlenlp_ext.config.sections.distillation import DistillationConfig
 from paddlenlp_ext.config.sections.preference import PreferenceConfig
 from paddlenlp_ext.data.data_order import DataOrder
 from paddlenlp_ext.data.sampler import build_data_order, packing_kind
@@ -108,6 +109,9 @@ def _plan_table(
         table.add_row("loss", f"{config.grpo.loss_type}; {config.grpo.num_generations} completions of each prompt")
     if config.reward is not None:
         table.add_row("loss", "Bradley-Terry, on the scores of pairs")
+    if config.distills:
+        assert config.distillation is not None
+        table.add_row("loss", f"divergence from the teacher; {_teacher(config.distillation)}")
     in_int8 = "; frozen weights are multiplied in 8 bits" if config.model.int8_training else ""
     table.add_row("device", f"{config.precision.device}, {config.precision.compute_dtype}{in_int8}")
     table.add_row("output_dir", str(config.train.output_dir))
@@ -143,6 +147,12 @@ def _reference(preference: PreferenceConfig) -> str:
     stored = "" if preference.follows_model else "one pass before training"
     kept = "a copy of trained parameters" if preference.keeps_reference else ""
     return " and ".join(filter(None, (stored, kept)))
+
+
+def _teacher(distillation: DistillationConfig) -> str:
+    if distillation.teacher_logps_path is None:
+        return f"teacher: {distillation.teacher_model_name_or_path}"
+    return f"stored log-probabilities in {distillation.teacher_logps_path}"
 
 
 def _packs(config: RunConfig, num_filled: int, packs: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from paddlenlp_ext.config.dataclass_options import Option
 from paddlenlp_ext.config.paddlenlp_keys import COMPAT_KEYS, CompatKey
-from paddlenlp_ext.config.run_config import SECTIONS, method_options, options_of, switches_of
+from paddlenlp_ext.config.run_config import SECTIONS, SHARED_SECTIONS, method_options, options_of, switches_of
 from paddlenlp_ext.config.toolkit_keys import ANSWERED_KEYS, RENAMED_KEYS
 
 
@@ -88,8 +88,8 @@ def known_keys(methods: Mapping[str, type], sections: Mapping[str, type] = SECTI
             options.setdefault(option.key, option)
             method_keys.setdefault(option.key, []).append(switch)
     compat = {}
-    # Skip PaddleNLP's entries for keys of adapter methods, and for keys that the sections of run_finetune.py lack.
-    shared = {option.key for name, section in SECTIONS.items() for option in options_of(section, name)}
+    # Skip PaddleNLP's entries for keys of adapter methods, and for keys that the shared sections lack.
+    shared = {option.key for name, section in SHARED_SECTIONS.items() for option in options_of(section, name)}
     claimed = {spelling for option in options.values() for spelling in option.spellings if spelling not in shared}
     for entry in COMPAT_KEYS:
         if entry.kind is None:

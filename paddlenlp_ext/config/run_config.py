@@ -8,6 +8,7 @@ from typing import Any
 from paddlenlp_ext.config.dataclass_options import Option, options_of
 from paddlenlp_ext.config.sections.command import CommandConfig
 from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.config.sections.distillation import DistillationConfig
 from paddlenlp_ext.config.sections.generation import GenerationConfig
 from paddlenlp_ext.config.sections.grpo import GRPOConfig, PromptDataConfig, SamplingConfig
 from paddlenlp_ext.config.sections.model import ModelConfig
@@ -21,7 +22,7 @@ from paddlenlp_ext.config.sections.rewards import RewardsConfig
 from paddlenlp_ext.config.sections.safety import SafetyConfig
 from paddlenlp_ext.config.sections.train import TrainConfig
 
-SECTIONS: dict[str, type] = {
+SHARED_SECTIONS: dict[str, type] = {
     "model": ModelConfig,
     "data": DataConfig,
     "train": TrainConfig,
@@ -32,20 +33,22 @@ SECTIONS: dict[str, type] = {
     "parallel": ParallelConfig,
     "command": CommandConfig,
 }
+"""Sections of all programs."""
+SECTIONS: dict[str, type] = {**SHARED_SECTIONS, "distillation": DistillationConfig}
 """Sections of `llm/run_finetune.py`."""
-PREFERENCE_SECTIONS: dict[str, type] = {**SECTIONS, "data": PreferenceDataConfig, "preference": PreferenceConfig}
+PREFERENCE_SECTIONS: dict[str, type] = {**SHARED_SECTIONS, "data": PreferenceDataConfig, "preference": PreferenceConfig}
 """Sections of `llm/run_dpo.py`."""
-REWARD_SECTIONS: dict[str, type] = {**SECTIONS, "data": PreferenceDataConfig, "reward": RewardConfig}
+REWARD_SECTIONS: dict[str, type] = {**SHARED_SECTIONS, "data": PreferenceDataConfig, "reward": RewardConfig}
 """Sections of `llm/run_reward.py`."""
 GRPO_SECTIONS: dict[str, type] = {
-    **SECTIONS,
+    **SHARED_SECTIONS,
     "data": PromptDataConfig,
     "generation": SamplingConfig,
     "grpo": GRPOConfig,
     "rewards": RewardsConfig,
 }
 """Sections of `llm/run_grpo.py`."""
-QUANTIZATION_SECTIONS: dict[str, type] = {**SECTIONS, "ptq": PTQConfig}
+QUANTIZATION_SECTIONS: dict[str, type] = {**SHARED_SECTIONS, "ptq": PTQConfig}
 """Sections of `llm/run_quantization.py`."""
 
 
@@ -62,6 +65,8 @@ class RunConfig:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     command: CommandConfig = field(default_factory=CommandConfig)
+    distillation: DistillationConfig | None = None
+    """Options of distillation; None for programs other than fine-tuning."""
     preference: PreferenceConfig | None = None
     """Options of preference training; None for other programs."""
     reward: RewardConfig | None = None
@@ -80,17 +85,27 @@ class RunConfig:
     """Messages for the user, for example about keys without effect."""
 
     @property
+    def distills(self) -> bool:
+        """Return whether the run is a distillation."""
+        return self.distillation is not None and self.distillation.is_on
+
+    @property
     def sections(self) -> dict[str, Any]:
         """Return the sections of the run by name."""
-        programs = (PREFERENCE_SECTIONS, REWARD_SECTIONS, GRPO_SECTIONS, QUANTIZATION_SECTIONS)
+        programs = (SECTIONS, PREFERENCE_SECTIONS, REWARD_SECTIONS, GRPO_SECTIONS, QUANTIZATION_SECTIONS)
         sections = {name: getattr(self, name) for program in programs for name in program}
         return {name: section for name, section in sections.items() if section is not None}
 
     def to_flat_dict(self) -> dict[str, Any]:
-        """Return the configuration as a flat JSON object, without the section `command`."""
+        """Return the configuration as a flat JSON object, without the section `command`.
+
+        The section `distillation` is included if the run distills, so that all training programs can read the
+        configuration of another fine-tuning run.
+        """
         flat: dict[str, Any] = {}
+        skipped = ("command",) if self.distills else ("command", "distillation")
         for section, values in self.sections.items():
-            if section != "command":
+            if section not in skipped:
                 flat |= _flatten(values, options_of(type(values), section))
         if self.peft is not None:
             assert self.peft_switch is not None

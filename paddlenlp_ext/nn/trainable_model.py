@@ -13,6 +13,8 @@ from paddle import nn
 from paddlenlp_ext.nn.load_balancing_loss import LoadBalance
 from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, token_logprobs
+from paddlenlp_ext.ops.linear_divergence import DivergenceOptions, LossParts, linear_divergence
+from paddlenlp_ext.ops.linear_divergence.teacher_rows import TeacherRows
 
 
 class TrainableModel(nn.Layer):
@@ -142,6 +144,25 @@ class TrainableModel(nn.Layer):
             hidden_TD, softcap = hidden_TD / temperature, softcap and softcap / temperature
         options = {"softcap": softcap, "updates": self.head_updates(hidden_TD)}
         return run(hidden_TD, self.head_weight(), labels_T, **options)
+
+    def divergence(
+        self, hidden_TD: paddle.Tensor, labels_T: paddle.Tensor, teacher: TeacherRows, options: DivergenceOptions
+    ) -> tuple[paddle.Tensor, LossParts]:
+        """Return the loss of distillation, summed over the labels other than -100, and its parts.
+
+        The logits of student and teacher are computed in chunks (ops/linear_divergence/__init__.py).
+
+        Args:
+            hidden_TD: input of lm_head.
+            labels_T: labels.
+            teacher: distributions of the teacher at the positions with a label.
+            options: options of the loss.
+        """
+        assert self.vocab_parallel is None, "distillation needs an lm_head that is not sharded"
+        softcap, updates = self.config.logit_softcap, self.head_updates(hidden_TD)
+        return linear_divergence(
+            hidden_TD, self.head_weight(), labels_T, teacher, options, softcap=softcap, updates=updates
+        )
 
     # -- training -----------------------------------------------------------------------------------------------------
     @property

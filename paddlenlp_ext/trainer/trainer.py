@@ -75,7 +75,8 @@ class Trainer:
         process_group: processes of the run; None: a single process.
         forward_backward: schedule of micro-batches; None: in sequence.
         objective: loss and metrics of the run; None: preference training if the configuration has the section
-            `preference`, a reward model if it has the section `reward`, else supervised fine-tuning.
+            `preference`, a reward model if it has the section `reward`, distillation if it names a teacher, else
+            supervised fine-tuning.
 
     Attributes:
         state: progress of the run.
@@ -105,7 +106,9 @@ class Trainer:
         self.train_rows = train_rows
         self.process_group = process_group or SingleProcess()
         self.forward_backward = forward_backward or SequentialSchedule(model)
-        self.objective = objective or build_objective(config, model, self.forward_backward, self.process_group)
+        self.objective = objective or build_objective(
+            config, model, self.forward_backward, self.process_group, tokenizer
+        )
         assert config.train.output_dir is not None, "check_output_dir requires output_dir"
         self.output_dir = Path(config.train.output_dir)
         self.state = TrainerState()

@@ -18,7 +18,7 @@ from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.load_data import load_data
 from paddlenlp_ext.trainer.memory import run_estimate
 from tests.common.adapters import tiny_model
-from tests.common.models import TINY_DELTA
+from tests.common.models import TINY_DELTA, TINY_LLAMA
 from tests.generation.tiny_models import SIZES
 
 
@@ -51,6 +51,23 @@ def plan(run_folders, monkeypatch):
 )
 def test_describe_run_steps_are_those_of_the_replicas(plan, processes, keys, steps):
     assert re.search(rf"optimizer steps +.?  *{steps} \(1.00 epochs\)", plan(processes, **keys))
+
+
+def test_describe_run_counts_the_teacher_unless_its_log_probabilities_are_stored(plan, run_folders):
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 20000}
+    teacher = AutoModelForCausalLM.from_config({**TINY_LLAMA, **sizes})
+    teacher.save_pretrained(run_folders / "teacher")
+    num_bytes = 4 * sum(parameter.size for parameter in teacher.parameters())
+
+    def weights(**keys):
+        printed = plan(1, **keys)
+        return float(re.search(r"weights +.? *([\d.]+) GB", printed)[1]), printed
+
+    alone, _ = weights()
+    distilled, printed = weights(teacher_model_name_or_path=run_folders / "teacher")
+    assert distilled - alone == pytest.approx(num_bytes / 1e9, abs=0.011)
+    assert "divergence from the teacher" in printed
+    assert weights(teacher_logps_path=run_folders / "logps")[0] == alone
 
 
 def test_describe_run_degree_that_does_not_divide_the_model_is_an_error(plan):

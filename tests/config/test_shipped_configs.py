@@ -69,7 +69,7 @@ def test_shipped_files_exist_for_every_family():
     """Expect all methods for three families, LoRA for Mistral, QLoRA for newer ones, and preferences."""
     methods = {config_name(switch) for switch in BUILT} | {"sft", "qlora", "wint8_lora"}
     expected = {f"{family}/{method}" for family in ("llama", "qwen", "smollm2") for method in methods}
-    expected |= {"mistral/sft", "mistral/lora"}
+    expected |= {"mistral/sft", "mistral/lora", "smollm2/distillation"}
     newer = (
         "apertus",
         "arcee",

@@ -108,6 +108,8 @@ def run(name: str, folder: Path, model: Path, device: str) -> dict[str, Any]:
         keys |= dict.fromkeys(("train_dataset_path", "dev_dataset_path"), folder / "pairs.jsonl")
     else:
         keys["dataset_name_or_path"] = folder / "data"
+    if kind == "distillation":
+        keys["teacher_model_name_or_path"] = model
     if kind == "trainable_tokens":
         keys["trainable_tokens_indices"] = str(list(range(15)))
     words, is_reward = words_of(name, keys), kind.startswith("reward")

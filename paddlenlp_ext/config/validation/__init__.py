@@ -10,6 +10,7 @@ from paddlenlp_ext.config.errors import ConfigError, Report
 from paddlenlp_ext.config.paddlenlp_keys import SECTION_KEYS
 from paddlenlp_ext.config.run_config import RunConfig
 from paddlenlp_ext.config.validation import (
+    distillation,
     grpo,
     long_context,
     parallel,
@@ -36,6 +37,7 @@ def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Repor
         *(safety.rules, parallel.rules, share_prefix.rules),
         *preference.rules_of(sections),
         *((grpo.rules,) if "grpo" in sections else ()),
+        *((distillation.rules,) if "distillation" in sections else ()),
         training.idle_rules,
     ):
         rules.apply(arguments, report)
@@ -43,7 +45,7 @@ def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Repor
 
 def keys_of_rules() -> list[tuple[str, ...]]:
     """Return the keys of each rule of the training programs."""
-    modules = (training, long_context, precision, safety, parallel, share_prefix, preference, grpo)
+    modules = (training, long_context, precision, safety, parallel, share_prefix, preference, grpo, distillation)
     registries = (registry for module in modules for registry in vars(module).values() if isinstance(registry, Rules))
     return [keys for registry in registries for keys in registry.keys]
 
@@ -70,6 +72,7 @@ def check_trainer_config(config: RunConfig) -> None:
         share_prefix.rules,
         *preference.rules_of(arguments),
         *((grpo.rules,) if "grpo" in arguments else ()),
+        *((distillation.rules,) if "distillation" in arguments else ()),
     ):
         rules.apply(arguments, report)
     if report.problems:

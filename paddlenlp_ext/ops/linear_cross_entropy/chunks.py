@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.linear_cross_entropy import cpp
 from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import cross_entropy_
+from paddlenlp_ext.ops.linear_cross_entropy.reference import with_soft_cap
 from paddlenlp_ext.ops.tensor_utils import in_dtype
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
+
+
+def _write_gradient(gradient_RV: paddle.Tensor, logits_RV: paddle.Tensor, _: paddle.Tensor) -> None:
+    if gradient_RV is not logits_RV:
+        paddle.assign(in_dtype(gradient_RV, logits_RV.dtype), logits_RV)
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,8 @@ class Products:
 
     `cross_entropy` overwrites the logits with their gradient. The logits are float32 if `float32_logits` is True,
     otherwise in the dtype of the matmuls. `weight_gradient` accumulates over chunks. With a sharded weight,
-    `complete_hidden` all-reduces the gradient of the hidden states in place.
+    `complete_hidden` all-reduces the gradient of the hidden states in place. `write_gradient` overwrites logits with a
+    float32 gradient, in the format that `hidden_gradient` and `weight_gradient` read; its last argument is the weight.
     """
 
     prepare: Callable[[paddle.Tensor, paddle.dtype], paddle.Tensor]
@@ -39,11 +46,16 @@ class Products:
     hidden_gradient: Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]
     weight_gradient: Callable[[paddle.Tensor, paddle.Tensor, paddle.Tensor, paddle.Tensor | None], paddle.Tensor]
     complete_hidden: Callable[[paddle.Tensor], object] = lambda _: None
+    write_gradient: Callable[[paddle.Tensor, paddle.Tensor, paddle.Tensor], None] = _write_gradient
     float32_logits: bool = True
 
 
 Updates = Sequence[tuple[paddle.Tensor, paddle.Tensor]]
 """Low-rank updates of the logits: pairs of u, [T, K] or [R, K], and B [V, K], whose products u B^T are added."""
+
+RowLosses = Callable[[paddle.Tensor, paddle.Tensor], tuple[paddle.Tensor, paddle.Tensor, int]]
+"""Function that maps float32 logits [R, V] and targets [R] to losses [R], the gradient of the logits [R, V], and the
+number of correct predictions; it may overwrite the logits."""
 
 Losses = Callable[[paddle.Tensor, paddle.Tensor, paddle.Tensor, int | None, bool, Updates], tuple[paddle.Tensor, int]]
 """Function with the arguments of `losses_by_chunks` except `products`."""
@@ -108,16 +120,44 @@ def losses_by_chunks(
     is_summed: bool,
     updates: Updates = (),
     softcap: float | None = None,
+    row_losses: RowLosses | None = None,
 ) -> tuple[paddle.Tensor, int]:
     """Return the cross entropy of each position, fp32 [R], and the number of correct predictions.
 
     `is_summed` states that the caller sums the losses, so that all losses have the same gradient. `softcap` bounds the
-    logits.
+    logits. `row_losses` computes another loss than the cross entropy; `labels_R` are its targets.
     """
+    if row_losses is not None:
+        products = _with_row_losses(products, row_losses)
     counter = _Counter()
     options = chunk, paddle.is_grad_enabled(), counter, products, is_summed, softcap
     losses_R = _Losses.apply(hidden_RD, weight_VD, labels_R, *options, *(each for update in updates for each in update))
     return losses_R, int(counter.correct)
+
+
+def _with_row_losses(products: Products, row_losses: RowLosses) -> Products:
+    """Return the products with another loss in place of the cross entropy."""
+
+    def compute_losses(
+        logits_RV: paddle.Tensor,
+        targets_R: paddle.Tensor,
+        with_gradient: bool,
+        weight_VD: paddle.Tensor,
+        softcap: float | None,
+    ) -> tuple[paddle.Tensor, int]:
+        values_RV = in_dtype(logits_RV, paddle.float32)
+
+        def replace_with_gradient() -> tuple[paddle.Tensor, int]:
+            losses_R, gradient_RV, num_correct = row_losses(values_RV, targets_R)
+            paddle.assign(gradient_RV, values_RV)
+            return losses_R, num_correct
+
+        result = with_soft_cap(values_RV, softcap, replace_with_gradient)
+        if with_gradient:
+            products.write_gradient(values_RV, logits_RV, weight_VD)
+        return result
+
+    return replace(products, cross_entropy=compute_losses)
 
 
 class _Counter:
@@ -265,4 +305,5 @@ CPP = Products(
     cross_entropy=cpp.cross_entropy,
     hidden_gradient=cpp.hidden_gradient,
     weight_gradient=cpp.weight_gradient,
+    write_gradient=cpp.write_gradient,
 )

@@ -69,6 +69,19 @@ def cross_entropy(
     return cross_entropy_cpp(logits_RV, targets_R, with_gradient, softcap, weight_VD.dtype == paddle.bfloat16)
 
 
+def write_gradient(gradient_RV: paddle.Tensor, logits_RV: paddle.Tensor, weight_VD: paddle.Tensor) -> None:
+    """Overwrite the logits with a float32 gradient, in the format that `cross_entropy` writes."""
+    if weight_VD.dtype != paddle.bfloat16:
+        if gradient_RV is not logits_RV:
+            paddle.assign(gradient_RV, logits_RV)
+        return
+    num_rows, vocab_size = logits_RV.shape
+    rounded_RV = as_bf16(gradient_RV)
+    start, row_bytes = pointer(rounded_RV), 2 * vocab_size
+    for row in range(num_rows):
+        ctypes.memmove(pointer(logits_RV) + 2 * row * row_bytes, start + row * row_bytes, row_bytes)
+
+
 def hidden_gradient(gradient_RV: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:
     """Return the gradient of the hidden states, `gradient @ weight` [R, D]."""
     (num_rows, vocab_size), size = gradient_RV.shape, weight_VD.shape[1]

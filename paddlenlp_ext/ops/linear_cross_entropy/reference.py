@@ -56,7 +56,7 @@ def _cross_entropy(
     picked_R = paddle.take_along_axis(logits_RV, targets_R.unsqueeze(1), axis=1).squeeze(1)
     # On the CPU, paddle.logsumexp takes many times as long as the in-place ops below.
     exponentials_RV = logits_RV.subtract_(largest_R1).exp_()
-    sums_R1 = _row_sums(exponentials_RV)
+    sums_R1 = row_sums(exponentials_RV)
     if with_gradient:
         minus_one_R1 = paddle.full([targets_R.shape[0], 1], -1.0, logits_RV.dtype)
         probabilities_RV = exponentials_RV.multiply_(sums_R1.reciprocal())
@@ -64,7 +64,7 @@ def _cross_entropy(
     return (sums_R1.log() + largest_R1).squeeze(1) - picked_R, num_correct
 
 
-def _row_sums(values_RV: paddle.Tensor) -> paddle.Tensor:
+def row_sums(values_RV: paddle.Tensor) -> paddle.Tensor:
     """Return the row sums [R, 1]; on the CPU, rows are summed in two steps.
 
     Paddle's sum accumulates sequentially on the CPU. Relative error over 49152 columns:

@@ -21,8 +21,11 @@ from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger(__name__)
 
-_OBJECTIVE_SECTIONS = ("preference", "reward", "grpo", "rewards")
-_NOT_OBJECTIVE = ("steps_per_generation", "num_generations_eval", "sampling_batch_size", "reward_time_limit")
+_OBJECTIVE_SECTIONS = ("distillation", "preference", "reward", "grpo", "rewards")
+_NOT_OBJECTIVE = (
+    *("steps_per_generation", "num_generations_eval", "sampling_batch_size", "reward_time_limit"),
+    "teacher_logps_path",
+)
 """Keys of these sections that do not affect the loss; `steps_per_generation` is compared in the data order."""
 _REPORTED_SECTIONS = ("optim", "precision")
 _WITHOUT_EFFECT = ("device", "scale_loss")  # a run may resume on another device, and restores the loss scale
@@ -135,7 +138,7 @@ def checkpoint_damage(folder: Path) -> list[str]:
 
 
 def _check_same_objective(checkpoint: Path, config: RunConfig) -> None:
-    """Check that the options of the preference loss, of the reward model or of GRPO have the values of the checkpoint.
+    """Check that the options of the loss, of the reward model or of GRPO have the values of the checkpoint.
 
     Raises:
         ValueError: an option has changed; the message gives the old and the new value.
@@ -172,9 +175,9 @@ def _changes(checkpoint: Path, config: RunConfig, options: list[Option]) -> list
     saved = read_json_object(checkpoint / "run_config.json")
     current = json.loads(json.dumps(config.to_flat_dict()))
     return [
-        f"{option.key} was {json.dumps(saved[option.key])}, now {json.dumps(current[option.key])}"
+        f"{option.key} was {json.dumps(saved[option.key])}, now {json.dumps(current.get(option.key))}"
         for option in options
-        if option.key in saved and saved[option.key] != current[option.key]
+        if option.key in saved and saved[option.key] != current.get(option.key)
     ]
 
 

@@ -18,6 +18,7 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpp import library
+from paddlenlp_ext.ops.linear_divergence import ROWS_PER_CHUNK
 from paddlenlp_ext.ops.triton_utils.launch import on_gpu_with_triton
 from paddlenlp_ext.parallel.expert_parallel import check_experts
 from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
@@ -27,6 +28,7 @@ from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.quantize_model import NOTHING_QUANTIZED, PackedSize, packed_size
 from paddlenlp_ext.sharding_spec import is_materialized
 from paddlenlp_ext.trainer.build_model import adapt_model, weight_dtype
+from paddlenlp_ext.trainer.distillation.teacher import teacher_dtype, teacher_source
 from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate, estimate_memory
 from paddlenlp_ext.trainer.memory.layer_activations import (
     CPU_BF16,
@@ -40,6 +42,9 @@ from paddlenlp_ext.trainer.memory.layer_activations import (
 from paddlenlp_ext.trainer.memory.process_share import ProcessShare, process_shares
 from paddlenlp_ext.trainer.memory.recurrent_states import decoding_state_bytes
 from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
+
+_DIVERGENCE_TENSORS = 7
+"""Number of float32 tensors [rows, vocabulary] that a chunk of the divergence holds at the same time."""
 
 
 @dataclass(frozen=True)
@@ -137,12 +142,34 @@ def _estimate_process(
         packed=packed,
         share=share,
     )
+    if config.distills:
+        return _with_teacher(estimate, config, model.config.vocab_size, target_tokens)
     keeps = config.preference is not None and config.preference.keeps_reference
     if not keeps and (config.grpo is None or not config.grpo.has_reference):
         return estimate
     trained = sum(math.prod(parameter.shape) for parameter in trainable_parameters(model).values())
     copied = trained * (bytes_per_weight if config.peft is None else 4)  # adapter weights are float32
     return replace(estimate, weights=estimate.weights + copied)
+
+
+def _with_teacher(estimate: MemoryEstimate, config: RunConfig, vocab_size: int, target_tokens: int) -> MemoryEstimate:
+    """Add the teacher's weights, if the steps need them, and the temporary tensors of the divergence.
+
+    The activations of the teacher are not added: its forward pass saves none, and takes less than the backward pass.
+    """
+    distillation = config.distillation
+    assert distillation is not None, "the run must be a distillation"
+    chunk = min(target_tokens, ROWS_PER_CHUNK) * vocab_size * 4 * _DIVERGENCE_TENSORS
+    estimate = replace(estimate, working=max(estimate.working, chunk))
+    if distillation.teacher_logps_path is not None:
+        return estimate
+    source = teacher_source(distillation)
+    skeleton = build_skeleton(source)
+    num_weights = sum(math.prod(parameter.shape) for parameter in skeleton.parameters())
+    packed = NOTHING_QUANTIZED if source.quantization is None else packed_size(skeleton, source.quantization)
+    bytes_per_weight = 4 if teacher_dtype(config.precision) == "float32" else 2
+    weights = (num_weights - packed.num_weights) * bytes_per_weight + packed.num_bytes
+    return replace(estimate, weights=estimate.weights + weights)
 
 
 def estimate_decoding_state(config: RunConfig, outline: ModelOutline) -> int:

@@ -1,1 +1,1 @@
-"""Objectives of a run: supervised fine-tuning, preference training (DPO, KTO, ...) and reward models."""
+"""Objectives of a run: supervised fine-tuning, distillation, preference training (DPO, KTO, ...) and reward models."""

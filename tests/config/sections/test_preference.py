@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from paddlenlp_ext.config import ConfigError, RunConfig, load_run_config
+from paddlenlp_ext.config.dataclass_options import options_of
 from paddlenlp_ext.config.known_keys import known_keys
 from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS
+from paddlenlp_ext.config.sections.distillation import DistillationConfig
 from paddlenlp_ext.config.sections.preference import LOSS_TYPES, PreferenceConfig
 from paddlenlp_ext.config.validation import check_trainer_config
 from paddlenlp_ext.peft.registry import peft_methods
@@ -191,9 +193,10 @@ def test_preference_keys_are_refused_by_fine_tuning(tmp_path):
     assert "for fine-tuning set max_length" in found.message
 
 
-def test_preference_keys_include_those_of_fine_tuning():
-    known = known_keys(METHODS, PREFERENCE_SECTIONS)
-    assert set(known_keys(METHODS).keys) <= set(known.keys)
+def test_preference_keys_include_those_of_fine_tuning_without_distillation():
+    known, of_distillation = known_keys(METHODS, PREFERENCE_SECTIONS), options_of(DistillationConfig, "distillation")
+    fine_tuning = known_keys(METHODS).keys
+    assert set(fine_tuning) - set(known.keys) == {option.key for option in of_distillation}
     assert known.options["beta"].section == "preference"
 
 

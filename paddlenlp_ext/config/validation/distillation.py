@@ -1,0 +1,71 @@
+"""Rules about distillation: what it needs, and what it cannot be combined with."""
+
+from __future__ import annotations
+
+from paddlenlp_ext.config.dataclass_options import options_of
+from paddlenlp_ext.config.errors import Report
+from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.config.sections.distillation import DistillationConfig
+from paddlenlp_ext.config.sections.parallel import ParallelConfig
+from paddlenlp_ext.config.validation.rules import Rules
+
+rules = Rules()
+_UNSUPPORTED_DEGREES = (
+    *("tensor_parallel_degree", "pipeline_parallel_degree", "expert_parallel_degree"),
+    *("sep_parallel_degree", "context_parallel_degree"),
+)
+_TEACHER = ("teacher_model_name_or_path", "teacher_logps_path")
+
+
+@rules("sharding", *_TEACHER, *_UNSUPPORTED_DEGREES)
+def _each_process_has_the_teacher(distillation: DistillationConfig, parallel: ParallelConfig, report: Report) -> None:
+    if not distillation.is_on:
+        return
+    for key in _UNSUPPORTED_DEGREES:
+        if getattr(parallel, key) > 1:
+            report.error(
+                f"{key}: distillation compares full logits in each process; use data parallelism, or sharding: stage1 "
+                "or stage2",
+                key,
+            )
+    if "stage3" in parallel.sharding.split():
+        report.error(
+            "sharding: stage3 shards the weights, but distillation compares full logits in each process; set stage1 or "
+            "stage2",
+            "sharding",
+        )
+
+
+@rules("teacher_logps_path", "lazy")
+def _stored_rows_are_numbered(distillation: DistillationConfig, data: DataConfig, report: Report) -> None:
+    if distillation.teacher_logps_path is not None and data.lazy:
+        message = "teacher_logps_path: the rows of a stream are not numbered; set lazy: false, or leave the key out"
+        report.error(message, "teacher_logps_path", "lazy")
+
+
+@rules("teacher_logps_path", "use_pose_convert")
+def _stored_rows_have_fixed_positions(distillation: DistillationConfig, data: DataConfig, report: Report) -> None:
+    if distillation.teacher_logps_path is not None and data.use_pose_convert:
+        report.error(
+            "teacher_logps_path: with use_pose_convert, the position ids of a row change in each epoch; leave out one "
+            "of the two keys",
+            "teacher_logps_path",
+            "use_pose_convert",
+        )
+
+
+@rules(*(option.key for option in options_of(DistillationConfig, "")))
+def _note_idle_keys(distillation: DistillationConfig, report: Report) -> None:
+    for option in options_of(DistillationConfig, ""):
+        if option.key in _TEACHER or not report.is_set(option.key):
+            continue
+        if not distillation.is_on:
+            reason = "the run has no teacher (teacher_model_name_or_path)"
+        elif option.key == "teacher_top_k" and distillation.teacher_logps_path is None:
+            reason = "teacher_logps_path is not set"
+        elif option.key == "teacher_weight_quantize_algo" and distillation.teacher_model_name_or_path is None:
+            reason = "teacher_model_name_or_path is not set"
+        else:
+            continue
+        if getattr(distillation, option.attribute) != option.default:
+            report.note(f"{option.key} has no effect: {reason}", option.key)

@@ -1,0 +1,143 @@
+"""Distillation with a teacher from files: vocabulary, stored log-probabilities, quantized teachers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paddlenlp_ext.config.errors import ConfigError
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.trainer.finetune import FinetuneResult, finetune
+from tests.common.models import TINY_LLAMA, write_tiny_model
+from tests.common.training import assert_same_bits, weights
+
+
+@pytest.fixture
+def folders(run_folders: Path) -> Path:
+    """Return `run_folders` with a teacher in `teacher/`, whose weights and sizes differ from the student's."""
+    write_tiny_model(run_folders / "teacher")
+    sizes = {"hidden_size": 40, "num_attention_heads": 4, "intermediate_size": 64}
+    config = json.loads((run_folders / "model" / "config.json").read_text())
+    AutoModelForCausalLM.from_config({**config, **sizes}, seed=9).save_pretrained(run_folders / "teacher")
+    rows = (run_folders / "data" / "train.json").read_text().splitlines(keepends=True)
+    (run_folders / "data" / "dev.json").write_text("".join(rows[:5]))
+    return run_folders
+
+
+def run(folders: Path, output: str, teacher: str | None = "teacher", **keys: Any) -> FinetuneResult:
+    named = {} if teacher is None else {"teacher_model_name_or_path": str(folders / teacher)}
+    return finetune(
+        {
+            "model_name_or_path": str(folders / "model"),
+            "dataset_name_or_path": str(folders / "data"),
+            "data_cache_dir": str(folders / "cache"),
+            "output_dir": str(folders / output),
+            "chat_template": "none",
+            "device": "cpu",
+            "do_train": True,
+            "max_steps": 3,
+            "logging_steps": 1,
+            "per_device_train_batch_size": 2,
+            "learning_rate": 1e-2,
+            "max_length": 32,
+            "src_length": 16,
+            "disable_tqdm": True,
+            **named,
+            **keys,
+        }
+    )
+
+
+def stores(folders: Path) -> list[Path]:
+    return sorted((folders / "logps").iterdir())
+
+
+def test_second_run_trains_without_the_teacher_to_the_same_bits(folders: Path) -> None:
+    keys = {"teacher_logps_path": str(folders / "logps"), "zero_padding": True, "lora": True, "do_eval": True}
+    first = run(folders, "first", **keys)
+    assert len(stores(folders)) == 2  # training rows and eval rows
+    for store in stores(folders):
+        ids, logps = (np.load(store / file) for file in ("ids.npy", "logps.npy"))
+        assert (ids.dtype, logps.dtype, ids.shape) == (np.int32, np.float16, logps.shape)
+        assert (np.diff(logps, axis=1) <= 0).all()
+    second = run(folders, "second", teacher=None, **keys)
+    assert_same_bits(weights(second.model), weights(first.model))
+    assert second.metrics["eval_divergence"] == first.metrics["eval_divergence"]
+    (folders / "teacher" / "model.safetensors").rename(folders / "moved")
+    (folders / "moved").rename(folders / "teacher" / "model.safetensors")
+    third = run(folders, "third", **keys)  # finds the log-probabilities of the same teacher
+    assert_same_bits(weights(third.model), weights(first.model))
+
+
+def test_stored_log_probabilities_of_other_settings_are_refused(folders: Path) -> None:
+    keys = {"teacher_logps_path": str(folders / "logps")}
+    run(folders, "first", **keys)
+    with pytest.raises(ValueError, match=r"distillation_temperature was 1.0, now 2.0"):
+        run(folders, "second", **keys, distillation_temperature=2.0)
+    with pytest.raises(ValueError, match=r"teacher_top_k was 61, now 32"):
+        run(folders, "second", **keys, teacher_top_k=32)
+    AutoModelForCausalLM.from_config(TINY_LLAMA, seed=10).save_pretrained(folders / "teacher")
+    with pytest.raises(ValueError, match=r"teacher was \w+, now \w+"):
+        run(folders, "second", **keys)
+    with (folders / "data" / "train.json").open("a") as file:
+        file.write('{"src": "red", "tgt": "blue"}\n')
+    with pytest.raises(ValueError, match="set teacher_model_name_or_path"):
+        run(folders, "second", teacher=None, **keys)
+
+
+def test_interrupted_store_is_computed_again(folders: Path) -> None:
+    keys = {"teacher_logps_path": str(folders / "logps")}
+    first = run(folders, "first", **keys)
+    (store,) = stores(folders)
+    (store / "settings.json").unlink()
+    np.save(store / "ids.npy", np.zeros_like(np.load(store / "ids.npy")))
+    again = run(folders, "again", **keys)
+    assert_same_bits(weights(again.model), weights(first.model))
+
+
+def test_teacher_with_another_vocabulary_is_refused(folders: Path) -> None:
+    file = folders / "teacher" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["red"], vocabulary["blue"] = vocabulary["blue"], vocabulary["red"]
+    file.write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match="has another vocabulary than the trained model"):
+        run(folders, "out")
+
+
+def test_quantized_teacher_distills(folders: Path) -> None:
+    plain = run(folders, "plain").metrics["train_loss"]
+    quantized = run(folders, "quantized", teacher_weight_quantize_algo="weight_only_int8").metrics["train_loss"]
+    assert quantized == pytest.approx(plain, rel=0.05) and quantized != plain
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"lazy": True, "teacher_logps_path": "logps"}, "the rows of a stream are not numbered"),
+        ({"use_pose_convert": True, "teacher_logps_path": "logps"}, "position ids of a row change"),
+        ({"sharding": "stage3"}, "distillation compares full logits"),
+    ],
+)
+def test_distillation_refuses_combinations_by_name(folders: Path, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(folders, "out", **keys)
+
+
+def test_resumed_run_with_another_teacher_is_refused(folders: Path) -> None:
+    keys = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    run(folders, "out", **keys)
+    for changes in ({"teacher": "model"}, {"teacher": None}, {"distillation_beta": 0.0}):
+        with pytest.raises(ValueError, match="was trained with a different objective"):
+            run(folders, "out", resume_from_checkpoint=True, **{**keys, **changes})
+
+
+def test_run_config_has_the_keys_of_distillation_only_if_the_run_distills(folders: Path) -> None:
+    run(folders, "distilled")
+    run(folders, "tuned", teacher=None)
+    written = [json.loads((folders / name / "run_config.json").read_text()) for name in ("distilled", "tuned")]
+    assert [written_keys.get("distillation_beta") for written_keys in written] == [0.5, None]
