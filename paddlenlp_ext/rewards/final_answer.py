@@ -25,6 +25,9 @@ _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:e[-+]?\d{1,3}
 _FRACTION = re.compile(r"([-+]?)\\[dt]?frac\s*\{(\d+)\}\s*\{(\d+)\}|([-+]?\d+)\s*/\s*(\d+)")
 _DROPPED = re.compile(r"\\[!,;: ]|\\?[$%]|\\left(?![a-z])|\\right(?![a-z])")
 """Spaces of LaTeX, signs of currencies and percent, and sizes of parentheses."""
+_TEXT = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\s*\{([^{}]*)\}")
+_UNIT = re.compile(_TEXT.pattern + r"(?:\^(?:\d|\{\d\}))?$")
+"""Text of LaTeX after a number, with the exponent of a unit: 5 \\text{ cm}^2."""
 _SEPARATOR = re.compile(r";|,(?=\s)|,(?!\d{3}(?!\d))")
 """Separator of the elements of a set that may have thousands separators."""
 _MAX_DIGITS = 1000
@@ -73,6 +76,7 @@ def _element(value: Any) -> Fraction | str:
 
 
 def _clean(text: str) -> str:
+    text = _TEXT.sub(r"\1", text.replace("{,}", ","))
     return _DROPPED.sub("", text).strip().removesuffix(".").strip()
 
 
@@ -102,5 +106,5 @@ def is_correct(text: str, expected: Any) -> bool:
         return True
     if not isinstance(right, Fraction) or isinstance(value_of(answer), Fraction):
         return False
-    last = last_number(answer)
+    last = last_number(_clean(_UNIT.sub("", answer.strip())))
     return last is not None and Fraction(last) == right

@@ -45,6 +45,14 @@ def test_final_answer_returns_the_content_of_the_last_mark(text: str, answer: st
         ("<answer>{b; a; a}</answer>", ["A", "B"]),
         ("<answer>  New\n York. </answer>", "new york"),
         ("Paris", "paris"),
+        (r"\boxed{1{,}234{,}567}", 1234567),
+        (r"\boxed{1{,}000 \text{ dollars}}", "1000"),
+        (r"\boxed{5 \text{ cm}^2}", 5),
+        (r"\boxed{\mathrm{m}^{2} = 25 \text{ m}^{2}}", 25),
+        (r"\boxed{\text{Paris}}", "Paris"),
+        (r"\boxed{\textbf{(B)}}", "(b)"),
+        (r"\boxed{\{\text{red}, \text{blue}\}}", ["blue", "red"]),
+        ("18", r"\boxed{\text{18}}"),
     ],
 )
 def test_is_correct_ignores_the_formatting_of_an_answer(text: str, expected: Any) -> None:
@@ -64,6 +72,10 @@ def test_is_correct_ignores_the_formatting_of_an_answer(text: str, expected: Any
         ("the answer is Paris", "Paris"),
         (r"\boxed{1/0}", 1),
         ("", 1),
+        (r"\boxed{\text{Rome}}", "Paris"),
+        (r"\boxed{1{,}00}", 100),
+        (r"\boxed{\{1{,}2\}}", "12"),
+        (r"\boxed{5 \text{ cm}^2}", 2),
         ("9" * 5000, 9),
     ],
 )
