@@ -30,6 +30,7 @@ from paddlenlp_ext.trainer.evaluate import evaluation_mode
 from paddlenlp_ext.trainer.policy.sample_completions import sample_completions
 from paddlenlp_ext.trainer.policy.scored_rollouts import scored_rollouts
 from paddlenlp_ext.utils.files import sole_writer, write_text
+from paddlenlp_ext.utils.import_by_path import source_file
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
@@ -95,9 +96,9 @@ def _inputs(
 ) -> dict[str, Any]:
     """Return all inputs that the answers and rewards depend on; files are compared by size and modification time."""
     folders = [ModelSource.resolve(base).path] + ([] if adapter is None else [Path(adapter).expanduser()])
-    named = [path.partition(".py:")[0] + ".py" for path in rewards.reward_funcs if ".py:" in path]
-    written = [*named, *filter(None, (rewards.reward_json_schema, rewards.reward_model_name_or_path))]
-    files = [path for path in (Path(each).expanduser() for each in written) if path.exists()]
+    code = [file for file in map(source_file, rewards.reward_funcs) if file is not None]
+    written = filter(None, (rewards.reward_json_schema, rewards.reward_model_name_or_path))
+    files = [*code, *(path for path in (Path(each).expanduser() for each in written) if path.exists())]
     own = {name: value for name, value in asdict(arguments).items() if name not in _SELECTION | {"data_file"}}
     return json.loads(
         json.dumps(

@@ -24,15 +24,14 @@ def import_by_path(path: str, key: str) -> Any:
     Raises:
         ValueError: the path has neither of the two forms, or the module cannot be imported or does not define the name.
     """
-    file, _, name = path.rpartition(".py:")
-    where, name = (f"{file}.py", name) if file else (path.rpartition(".")[0], path.rpartition(".")[2])
+    where, name, is_file = _parts(path)
     if not where or not name:
         raise ValueError(f"{key}: {path!r} is not a dotted path; write module.name, or file.py:name")
     try:
-        module = _import_file(Path(where).expanduser()) if file else _import_module(where)
+        module = _import_file(Path(where).expanduser()) if is_file else _import_module(where)
     except Exception as error:  # the user's module may raise anything
         remedy = "check the path, and that the file runs"
-        if not file:
+        if not is_file:
             remedy = "put the module in the current folder or a folder on PYTHONPATH, and check that the module runs"
         raise ValueError(f"{key}: {where} cannot be imported ({type(error).__name__}: {error}); {remedy}") from error
     if not hasattr(module, name):
@@ -40,9 +39,42 @@ def import_by_path(path: str, key: str) -> Any:
     return getattr(module, name)
 
 
-def _import_module(name: str) -> ModuleType:
+def source_file(path: str) -> Path | None:
+    """Return the file of the module that `import_by_path` would run; None if there is none.
+
+    The module itself is not run, but the packages that contain it are.
+
+    Args:
+        path: see `import_by_path`.
+    """
+    where, _, is_file = _parts(path)
+    if is_file:
+        file = Path(where).expanduser()
+        return file if file.is_file() else None
+    _add_current_folder()
+    try:
+        spec = importlib.util.find_spec(where) if where else None
+    except Exception:  # the user's packages may raise anything; `import_by_path` explains it
+        return None
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin is not None else None
+
+
+def _parts(path: str) -> tuple[str, str, bool]:
+    """Return the file or module, the name in it, and whether it is a file."""
+    file, _, name = path.rpartition(".py:")
+    if file:
+        return f"{file}.py", name, True
+    module, _, name = path.rpartition(".")
+    return module, name, False
+
+
+def _add_current_folder() -> None:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+
+
+def _import_module(name: str) -> ModuleType:
+    _add_current_folder()
     return importlib.import_module(name)
 
 

@@ -110,6 +110,24 @@ def test_run_sampling_interrupted_continues_without_sampling_finished_prompts(ru
     assert (run_folders / "out").read_bytes() == (run_folders / "whole").read_bytes() and not draft.exists()
 
 
+def test_run_sampling_interrupted_notices_a_changed_module_of_a_reward(run, run_folders, monkeypatch):
+    monkeypatch.chdir(run_folders)
+    (run_folders / "judge_of_texts.py").write_text("def same(completions, **columns): return [1.0] * len(completions)")
+    real = module.sample_completions
+
+    def killed(model, prompts, *args, **options):
+        if any(number >= 2 for number, _ in prompts):
+            raise KeyboardInterrupt
+        return real(model, prompts, *args, **options)
+
+    monkeypatch.setattr(module, "sample_completions", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(reward_funcs="judge_of_texts.same")
+    (run_folders / "judge_of_texts.py").write_text("def same(completions, **columns): return [0.5] * len(completions) ")
+    with pytest.raises(ValueError, match=r"interrupted run with other inputs \(files of the rewards\)"):
+        run(reward_funcs="judge_of_texts.same")
+
+
 def _without_blue(folder: Path) -> Path:
     file = folder / "without_blue.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS if row["answer"] != "blue"))
