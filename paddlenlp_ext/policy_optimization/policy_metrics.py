@@ -67,19 +67,21 @@ class MeanSums:
 
 
 def completion_metrics(lengths: np.ndarray, is_truncated: np.ndarray) -> dict[str, float]:
-    """Return metrics of the lengths of completions.
+    """Return metrics of the lengths of completions; without completions that have an end token, their lengths are 0.
 
     Args:
         lengths: number of tokens of each completion.
         is_truncated: True for completions without an end token.
     """
-    ended = lengths[~is_truncated]
+    ended = lengths[~is_truncated] if not is_truncated.all() else np.zeros(1)
     metrics = {
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()),
         "completions/clipped_ratio": float(is_truncated.mean()),
-        "completions/mean_terminated_length": float(ended.mean()) if ended.size else 0.0,
+        "completions/mean_terminated_length": float(ended.mean()),
+        "completions/min_terminated_length": float(ended.min()),
+        "completions/max_terminated_length": float(ended.max()),
     }
     return metrics
 

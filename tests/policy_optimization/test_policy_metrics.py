@@ -25,4 +25,6 @@ def test_metrics_of_completions_count_tokens_and_missing_ends():
         "completions/max_length": 12.0,
         "completions/clipped_ratio": 0.25,
         "completions/mean_terminated_length": 3.0,
+        "completions/min_terminated_length": 1.0,
+        "completions/max_terminated_length": 5.0,
     }

@@ -42,6 +42,8 @@ CASES: dict[str, dict[str, Any]] = {
     "sequence_mask": {"loss_type": "bnpo", "importance_sampling_mode": "sequence_mask", **CORRECTION},
 }
 """Name of a case -> keys that differ from TRL's defaults."""
+IN_MICRO_BATCHES = ("grpo", "dr_grpo", "dapo", "bnpo", "gspo_kl", "truncated", "sequence_mask")
+"""Cases that are also computed in a micro-batch for each group."""
 
 
 def weight(version: str, name: str, shape: tuple[int, ...]) -> np.ndarray:

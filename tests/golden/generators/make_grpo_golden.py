@@ -15,13 +15,14 @@ import torch
 from accelerate import PartialState
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.utils import add_fused_lm_head
+from trl.trainer.utils import add_fused_lm_head, split_tensor_dict
 
 from tests.golden import DATA
 from tests.golden.cases.grpo_cases import (
     CASES,
     END_TOKEN,
     GRADIENT,
+    IN_MICRO_BATCHES,
     MAX_LENGTH,
     MODEL,
     NUM_GENERATIONS,
@@ -58,7 +59,7 @@ def build_model(version: str, temperature: float) -> torch.nn.Module:
     return model
 
 
-def build_trainer(options: dict[str, Any], sampling_logps: list[list[float]] | None) -> Any:
+def build_trainer(options: dict[str, Any], sampling_logps: list[list[float]] | None, num_micro_batches: int) -> Any:
     groups = make_groups()
     prompts = [prompt for prompt, completions in groups for _ in completions]
     completions = [completion for _, each in groups for completion in each]
@@ -74,9 +75,9 @@ def build_trainer(options: dict[str, Any], sampling_logps: list[list[float]] | N
     )
     high = options["epsilon"] if options["epsilon_high"] is None else options["epsilon_high"]
     args = types.SimpleNamespace(
-        per_device_train_batch_size=len(prompts),
-        steps_per_generation=1,
-        gradient_accumulation_steps=1,
+        per_device_train_batch_size=len(prompts) // num_micro_batches,
+        steps_per_generation=num_micro_batches,
+        gradient_accumulation_steps=num_micro_batches,
         gradient_checkpointing_kwargs=None,
         report_to=[],
         use_bias_correction_kl=options["use_bias_correction_kl"],
@@ -91,7 +92,11 @@ def build_trainer(options: dict[str, Any], sampling_logps: list[list[float]] | N
         environment_factories=None,
         tools=None,
         environments=None,
-        _generate=lambda _: (prompts, completions, None, completions, sampling_logps, {}, None, None),
+        rollout_func=None,
+        processing_class=types.SimpleNamespace(batch_decode=lambda ids, skip_special_tokens: ids),
+        state=types.SimpleNamespace(num_input_tokens_seen=0, global_step=0),
+        _tokenize_prompts=lambda _: (prompts, None, {}),
+        _generate_single_turn=lambda *_: (completions, sampling_logps),
         _calculate_rewards=lambda *_: torch.from_numpy(make_rewards()).float(),
         _tokenizer=types.SimpleNamespace(pad_token_id=0),
         pad_to_multiple_of=None,
@@ -119,7 +124,7 @@ def build_trainer(options: dict[str, Any], sampling_logps: list[list[float]] | N
         off_policy_mask_threshold=None,
         aux_loss_enabled=False,
         _entropy_bonus_enabled=False,
-        current_gradient_accumulation_steps=1,
+        current_gradient_accumulation_steps=num_micro_batches,
         _metrics={"train": defaultdict(list)},
         _logs={
             "prompt": [],
@@ -135,6 +140,7 @@ def build_trainer(options: dict[str, Any], sampling_logps: list[list[float]] | N
     trainer._get_per_token_logps_and_entropies = types.MethodType(
         GRPOTrainer._get_per_token_logps_and_entropies, trainer
     )
+    trainer._generate = types.MethodType(GRPOTrainer._generate, trainer)
     trainer._is_vlm = False
     return trainer
 
@@ -145,15 +151,27 @@ def unpadded(values: torch.Tensor) -> np.ndarray:
     return np.concatenate([row[:length] for row, length in zip(values.numpy(), lengths, strict=True)])
 
 
-def run(options: dict[str, Any], sampling_logps: list[list[float]] | None = None) -> tuple[Any, Any, Any, torch.Tensor]:
-    """Return the trainer, the sampled batch, the trained model and the loss."""
-    trainer = build_trainer(options, sampling_logps)
+def run(
+    options: dict[str, Any], sampling_logps: list[list[float]] | None = None, num_micro_batches: int = 1
+) -> tuple[Any, Any, Any, float]:
+    """Return the trainer, the sampled batch, the model with the gradient of all micro-batches, and their loss."""
+    trainer = build_trainer(options, sampling_logps, num_micro_batches)
     inputs = [{"prompt": "p"} for _, completions in make_groups() for _ in completions]
     batch = GRPOTrainer._generate_and_score_completions(trainer, inputs)
     model = build_model("new", options["temperature"])
-    loss = GRPOTrainer._compute_loss(trainer, model, batch)
-    loss.backward()
-    return trainer, batch, model, loss
+    total = 0.0
+    for micro_batch in split_tensor_dict(batch, num_micro_batches):
+        loss = GRPOTrainer._compute_loss(trainer, model, micro_batch)
+        loss.backward()
+        total += loss.item()
+    return trainer, batch, model, total
+
+
+def gradients_of(model: torch.nn.Module) -> dict[str, np.ndarray]:
+    """Return the gradient of one parameter, and the norms of all gradients, which keep the file small."""
+    gradients = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
+    norms = np.array([np.linalg.norm(gradients[name]) for name in sorted(gradients)], np.float32)
+    return {"gradient": gradients[GRADIENT], "norms": norms}
 
 
 def main() -> None:
@@ -169,17 +187,19 @@ def main() -> None:
             logps = np.split(unpadded(batch["old_per_token_logps"]), ends)
             sampling = [(each + own).tolist() for each, own in zip(logps, noise, strict=True)]
         trainer, batch, model, loss = run(options, sampling)
-        arrays[f"{case}/loss"] = np.float32(loss.item())
+        arrays[f"{case}/loss"] = np.float32(loss)
         arrays[f"{case}/advantages"] = batch["advantages"].numpy()
         arrays[f"{case}/old_logps"] = unpadded(batch["old_per_token_logps"])
         if options["beta"]:
             arrays[f"{case}/reference_logps"] = unpadded(batch["ref_per_token_logps"])
         metrics = trainer._metrics["train"]
-        arrays |= {f"{case}/metric:{name}": np.float32(values[0]) for name, values in metrics.items()}
-        gradients = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
-        # The gradient of one parameter, and the norms of all gradients, keep the file small.
-        arrays[f"{case}/gradient"] = gradients[GRADIENT]
-        arrays[f"{case}/norms"] = np.array([np.linalg.norm(gradients[name]) for name in sorted(gradients)], np.float32)
+        compared = metrics.keys() - {"num_tokens"}
+        arrays |= {f"{case}/metric:{name}": np.float32(metrics[name][0]) for name in sorted(compared)}
+        arrays |= {f"{case}/{name}": values for name, values in gradients_of(model).items()}
+        if case in IN_MICRO_BATCHES:
+            _, _, model, loss = run(options, sampling, len(make_groups()))
+            arrays[f"{case}/micro_batches/loss"] = np.float32(loss)
+            arrays |= {f"{case}/micro_batches/{name}": values for name, values in gradients_of(model).items()}
     np.savez_compressed(DATA / "grpo.npz", **arrays)
 
 

@@ -26,6 +26,7 @@ from tests.golden.cases.grpo_cases import (
     CASES,
     END_TOKEN,
     GRADIENT,
+    IN_MICRO_BATCHES,
     MAX_LENGTH,
     MODEL,
     NUM_GENERATIONS,
@@ -40,7 +41,6 @@ from tests.golden.cases.model_cases import CASES as MODELS
 from tests.golden.cases.model_cases import VOCAB
 
 GOLDEN = np.load(DATA / "grpo.npz")
-NOT_COMPARED = "sampling/importance_sampling_ratio"
 
 
 def make_model(version: str) -> CausalLM:
@@ -81,66 +81,82 @@ def make_rollouts(case: str) -> list[Rollout]:
     return rollouts
 
 
-def make_config(folder: Path, case: str, share_prompt: bool) -> RunConfig:
+def make_config(folder: Path, case: str, share_prompt: bool, num_micro_batches: int = 1) -> RunConfig:
     changes = dict(CASES[case])
     temperature = changes.pop("temperature", 1.0)
     grpo = GRPO_SECTIONS["grpo"](num_generations=NUM_GENERATIONS, share_prompt=share_prompt, **changes)
     generation = GRPO_SECTIONS["generation"](max_new_tokens=MAX_LENGTH, temperature=temperature)
     base = RunConfig(grpo=grpo, generation=generation, rewards=GRPO_SECTIONS["rewards"](), data=GRPO_SECTIONS["data"]())
-    train = dataclasses.replace(base.train, output_dir=str(folder), per_device_train_batch_size=3 * NUM_GENERATIONS)
+    train = dataclasses.replace(
+        base.train,
+        output_dir=str(folder),
+        per_device_train_batch_size=3 * NUM_GENERATIONS // num_micro_batches,
+        gradient_accumulation_steps=num_micro_batches,
+    )
     precision = dataclasses.replace(base.precision, device="cpu")
     return dataclasses.replace(base, train=train, precision=precision)
 
 
-def run(folder: Path, case: str, share_prompt: bool) -> tuple[float, dict[str, float], Any]:
+def run(folder: Path, case: str, share_prompt: bool, num_micro_batches: int = 1) -> tuple[float, dict[str, float], Any]:
     """Return loss, metrics and gradients of a step on the stored groups."""
     file = folder / "rollouts.jsonl"
     write_rollouts(file, make_rollouts(case))
     rows = StoredRollouts(read_rollouts(file), str(file))
     model = make_model("reference")
-    config = make_config(folder, case, share_prompt)
+    config = make_config(folder, case, share_prompt, num_micro_batches)
     objective = GRPOObjective(config, model, SequentialSchedule(model), SingleProcess())
     set_weights(model, "new")
     collate_rows = objective.build_collate(rows, 0, VOCAB)
-    packs = [[index] for index in range(len(rows))]
-    step_batch = PolicyStepBatch(
-        0, 0, (packs,), (1,), end_fraction=1.0, is_last=True, generation=0, sampled_rows=(0, 1, 2), is_first=True
-    )
+    micro_batches = tuple([[int(row)] for row in part] for part in np.split(np.arange(len(rows)), num_micro_batches))
+    sampled = {"generation": 0, "sampled_rows": (0, 1, 2), "is_first": True}
+    costs = (1,) * num_micro_batches
+    step_batch = PolicyStepBatch(0, 0, micro_batches, costs, end_fraction=1.0, is_last=True, **sampled)
     objective.before_step(step_batch, collate_rows)
-    batch = collate_rows(packs, 0)
-    loss, sums = objective.measure(model, hidden_states(model, batch), batch)
-    mean = loss / objective.num_units(batch)
-    mean.backward()
+    batches = [collate_rows(packs, 0) for packs in micro_batches]
+    num_units, total, sums = sum(map(objective.num_units, batches)), 0.0, np.zeros(objective.num_sums)
+    for batch in batches:
+        loss, own = objective.measure(model, hidden_states(model, batch), batch)
+        mean = loss / num_units
+        mean.backward()
+        total, sums = total + float(mean), sums + own
     gradients = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
-    return float(mean), objective.step_metrics(sums), gradients
+    return total, objective.step_metrics(sums), gradients
 
 
 @pytest.mark.parametrize("share_prompt", [True, False])
 @pytest.mark.parametrize("case", CASES)
 def test_stored_rollouts_have_the_loss_gradients_and_metrics_of_trl(tmp_path: Path, case: str, share_prompt: bool):
     loss, metrics, gradients = run(tmp_path, case, share_prompt)
-    np.testing.assert_allclose(loss, GOLDEN[f"{case}/loss"], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(gradients[GRADIENT], GOLDEN[f"{case}/gradient"], rtol=1e-4, atol=1e-5)
-    norms = [np.linalg.norm(gradients[name]) for name in sorted(gradients)]
-    np.testing.assert_allclose(norms, GOLDEN[f"{case}/norms"], rtol=1e-4, atol=1e-5)
+    check_step(case, loss, gradients)
     prefix, compared = f"{case}/metric:", 0
     for key in GOLDEN.files:
         name = key.removeprefix(prefix)
         # With the standard deviation of the batch, TRL counts batches instead of groups.
         if name == "frac_reward_zero_std" and CASES[case].get("scale_rewards") == "batch":
             continue
-        if key.startswith(prefix) and not name.startswith(NOT_COMPARED):
+        if key.startswith(prefix):
             np.testing.assert_allclose(metrics[name], GOLDEN[key], rtol=1e-5, atol=1e-5, err_msg=name)
             compared += 1
-    assert compared >= 12
+    assert compared >= 19
 
 
-@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
-def test_sampling_weights_have_the_metrics_of_trl(tmp_path: Path, mode: str) -> None:
-    metrics = run(tmp_path, mode, True)[1]
-    for name in ("min", "mean", "max"):
-        key = f"sampling/importance_sampling_ratio/{name}"
-        np.testing.assert_allclose(metrics[key], GOLDEN[f"{mode}/metric:{key}"], rtol=1e-5)
+def check_step(case: str, loss: float, gradients: dict[str, np.ndarray]) -> None:
+    np.testing.assert_allclose(loss, GOLDEN[f"{case}/loss"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(gradients[GRADIENT], GOLDEN[f"{case}/gradient"], rtol=1e-4, atol=1e-5)
+    norms = [np.linalg.norm(gradients[name]) for name in sorted(gradients)]
+    np.testing.assert_allclose(norms, GOLDEN[f"{case}/norms"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("share_prompt", [True, False])
+@pytest.mark.parametrize("case", IN_MICRO_BATCHES)
+def test_stored_rollouts_in_micro_batches_have_the_loss_and_gradients_of_trl(tmp_path, case: str, share_prompt: bool):
+    loss, _, gradients = run(tmp_path, case, share_prompt, num_micro_batches=3)
+    check_step(f"{case}/micro_batches", loss, gradients)
+
+
+def test_metrics_of_a_step_do_not_depend_on_its_micro_batches(tmp_path: Path):
+    one, several = (run(tmp_path, "kl", True, count)[1] for count in (1, 3))
+    assert one == pytest.approx(several, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("case", ["grpo", "dapo", "bnpo"])
