@@ -16,6 +16,7 @@ from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.config.sections.distillation import DistillationConfig
 from paddlenlp_ext.config.sections.preference import PreferenceConfig
 from paddlenlp_ext.data.data_order import DataOrder
+from paddlenlp_ext.data.rollouts.prompt_dataset import StoredRollouts
 from paddlenlp_ext.data.sampler import build_data_order, packing_kind
 from paddlenlp_ext.data.step_batch import StepBatch
 from paddlenlp_ext.data.streaming.step_order import StreamOrder
@@ -31,6 +32,7 @@ from paddlenlp_ext.trainer.memory.run_estimate import (
     ModelOutline,
     estimate_decoding_state,
     estimate_run,
+    estimate_sampling,
     outline_model,
 )
 from paddlenlp_ext.utils.distributed_env import world_size
@@ -171,7 +173,8 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
     largest = max(micro_batches, key=lambda packs: _num_positions(config, rows, packs, copies))
     target_tokens = sum(int(rows[index].loss_mask.sum()) for pack in largest for index in pack)
     target_tokens += _num_sampled(config, largest)
-    state = estimate_decoding_state(config, outline)  # before `estimate_run`, which may shard the model
+    # before `estimate_run`, which may shard the model
+    state, sampling = estimate_decoding_state(config, outline), _sampling_bytes(config, rows, outline)
     num_states = _num_states(config, rows, largest)
     estimate = estimate_run(config, outline, _num_positions(config, rows, largest, copies), target_tokens, num_states)
     title = "Peak memory of a process (estimated)" if outline.degrees != Degrees() else "Peak memory (estimated)"
@@ -181,14 +184,31 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
             continue
         table.add_row(part.name, f"{getattr(estimate, part.name) / _GB:.2f} GB")
     table.add_row("total", f"[bold]{estimate.total / _GB:.2f} GB[/bold]")
+    peak = estimate.total
+    if sampling:
+        while_sampling = estimate.process + estimate.weights + estimate.optimizer + sampling
+        table.add_row(
+            "while sampling", f"{while_sampling / _GB:.2f} GB, including a key-value cache of {sampling / _GB:.2f} GB"
+        )
+        peak = max(peak, while_sampling)
     if state:
         table.add_row("state of a row while decoding", f"{state / _MB:.3f} MB")
     free = free_memory() if capabilities(config.precision.device).cpp else None
     if free is not None:
         table.add_row("free now", f"{free / _GB:.2f} GB")
-    if (warning := memory_warning(estimate.total * world_size(), free)) is not None:
+    if (warning := memory_warning(peak * world_size(), free)) is not None:
         table.add_row("warning", warning)
     return table
+
+
+def _sampling_bytes(config: RunConfig, rows: Any, outline: ModelOutline) -> int:
+    """Return the bytes of the key-value cache while a process samples completions; 0 if the run does not sample."""
+    if config.grpo is None or isinstance(rows, StoredRollouts):
+        return 0
+    train, options = config.train, config.grpo
+    num_micro_batches = options.steps_per_generation or train.gradient_accumulation_steps
+    num_prompts = num_micro_batches * train.per_device_train_batch_size // options.num_generations
+    return estimate_sampling(config, outline, int(rows.lengths.max()), num_prompts)
 
 
 def _copies_of_prompts(config: RunConfig, outline: ModelOutline) -> int:

@@ -68,7 +68,8 @@ def memory_warning(estimated: float, free: int | None) -> str | None:
         return None
     return (
         "the estimate is above the free memory; set recompute: true or bf16: true, lower max_length or "
-        "per_device_train_batch_size, train an adapter (lora: true), or set weight_quantize_algo: nf4"
+        "per_device_train_batch_size, train an adapter (lora: true), or set weight_quantize_algo: nf4; with GRPO, "
+        "lower sampling_batch_size if sampling needs most of the memory"
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paddlenlp_ext.config.metric_names import METRICS, is_greater_better
+from paddlenlp_ext.config.metric_names import METRICS, is_greater_better, is_known
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.utils.suggest import did_you_mean
@@ -81,12 +81,12 @@ class BestMetric:
         return f"{self.dev_set}_{self.metric}" if self.dev_set else self.metric
 
     def require_known(self, has_custom_metrics: bool) -> None:
-        """Check that the metric is in METRICS, unless the run has custom metrics.
+        """Check that the metric is known, unless the run has custom metrics.
 
         Raises:
             ValueError: the metric is unknown.
         """
-        if self.metric not in METRICS and not has_custom_metrics:
+        if not is_known(self.metric) and not has_custom_metrics:
             known = (*METRICS, *SPELLINGS)
             raise ValueError(
                 f"metric_for_best_model: {self.metric!r} is not a metric{did_you_mean(self.metric, known)} Use one of "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 GENERATION_METRICS = ("rouge1", "rouge2", "rougel", "bleu4", "exact_match")
 LABEL_METRICS = (
     "precision_macro",
@@ -14,12 +16,24 @@ LABEL_METRICS = (
 )
 PREFERENCE_METRICS = ("rewards/accuracies", "rewards/margins", "rewards/chosen", "rewards/rejected", "nll_loss")
 REWARD_METRICS = ("accuracy", "margin", "mean_reward")
-POLICY_METRICS = ("reward",)
+POLICY_METRICS = ("reward", "completions/mean_length", "completions/clipped_ratio")
+_REWARD_OF_FUNCTION = re.compile(r"rewards/([^/]+)/mean")
 METRICS = (
     *("loss", "accuracy", "perplexity", *GENERATION_METRICS, *LABEL_METRICS, *PREFERENCE_METRICS),
     *(*REWARD_METRICS[1:], *POLICY_METRICS),  # accuracy is listed above
 )
-_LOWER_IS_BETTER = ("loss", "perplexity", "unknown_labels")
+_LOWER_IS_BETTER = ("loss", "perplexity", "unknown_labels", "completions/clipped_ratio")
+
+
+def is_known(metric: str) -> bool:
+    """Return whether a metric is in METRICS, or is the mean reward of a function of GRPO: `rewards/NAME/mean`."""
+    return metric in METRICS or reward_function_of(metric) is not None
+
+
+def reward_function_of(metric: str) -> str | None:
+    """Return the name of the reward function whose mean reward a metric is; None for other metrics."""
+    match = _REWARD_OF_FUNCTION.fullmatch(metric)
+    return None if match is None else match[1]
 
 
 def is_greater_better(metric: str) -> bool:

@@ -52,7 +52,7 @@ def load_rewards(config: RewardsConfig, given: Mapping[str, RewardFunction] | No
             number of weights is wrong.
     """
     paths = config.reward_funcs
-    names, weights = _names(paths), _weights(config.reward_weights, len(paths))
+    names, weights = _distinct(config.reward_names), _weights(config.reward_weights, len(paths))
     functions = [given[path] if given and path in given else _load(path, config) for path in paths]
     limits = [None if getattr(each, "limits_time", False) else config.reward_time_limit for each in functions]
     return [Reward(*each) for each in zip(names, weights, functions, limits, strict=True)]
@@ -74,8 +74,7 @@ def _weights(written: object, count: int) -> list[float]:
     return weights
 
 
-def _names(paths: Sequence[str]) -> list[str]:
-    names = [path.replace(":", ".").rpartition(".")[2] for path in paths]
+def _distinct(names: Sequence[str]) -> Sequence[str]:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"reward_funcs: two functions have the name {name}; rename one of them")

@@ -200,6 +200,28 @@ def test_run_grpo_selects_the_checkpoint_with_the_best_reward(run, run_folders):
     assert (state["best_name"], state["best_metric"]) == ("reward", max(rewards))
 
 
+@pytest.mark.parametrize(
+    ("metric", "best"),
+    [("rewards/short/mean", max), ("completions/clipped_ratio", min), ("eval_completions/mean_length", max)],
+)
+def test_run_grpo_selects_the_checkpoint_with_another_metric_of_completions(run, run_folders, metric, best):
+    out = run(
+        **EVALUATED,
+        dev_dataset_path=run_folders / "prompts.jsonl",
+        load_best_model_at_end="true",
+        save_strategy="epoch",
+        num_train_epochs=2,
+        learning_rate=1e-2,
+        metric_for_best_model=metric,
+    )
+    name = metric.removeprefix("eval_")
+    history = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    values = [entry[f"eval_{name}"] for entry in history if f"eval_{name}" in entry]
+    state = json.loads((out / "trainer_state.json").read_text())
+    assert len(values) == 2
+    assert (state["best_name"], state["best_metric"]) == (name, best(values))
+
+
 def test_run_grpo_evaluates_the_reward_of_sampled_completions(run, run_folders):
     out = run(
         **EVALUATED,
@@ -237,6 +259,16 @@ def test_run_grpo_dry_run_counts_a_prompt_for_each_completion_unless_it_is_share
     assert positions[1] - sampled == 4 * (positions[0] - sampled) > 0
 
 
+def test_run_grpo_dry_run_shows_the_memory_of_the_cache_unless_completions_are_stored(run, run_folders, capsys):
+    run(max_steps=1)
+    capsys.readouterr()
+    run(dry_run="true", output_dir=run_folders / "other")
+    assert "while sampling" in capsys.readouterr().out
+    stored = run_folders / "out" / "rollouts" / "epoch-0-batch-000000.jsonl"
+    run(dry_run="true", output_dir=run_folders / "other", rollouts_path=stored, train_dataset_path=None)
+    assert "while sampling" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -252,6 +284,14 @@ def test_run_grpo_dry_run_counts_a_prompt_for_each_completion_unless_it_is_share
         (
             {**EVALUATED, "metric_for_best_model": "loss", "load_best_model_at_end": "true", "save_strategy": "epoch"},
             "loss of sampled completions is near 0",
+        ),
+        (
+            {**EVALUATED, "metric_for_best_model": "rewards/odd/mean"},
+            "rewards/odd/mean is not measured by this run; use one of reward, .*rewards/even/mean, rewards/short/mean",
+        ),
+        (
+            {**EVALUATED, "reward_funcs": None, "rollouts_path": "r.jsonl", "metric_for_best_model": "rewards/a/mean"},
+            "metric_for_best_model rewards/a/mean needs reward_funcs",
         ),
         ({"delta": 1.1}, "is below 1 \\+ epsilon_high"),
     ],

@@ -52,3 +52,8 @@ class RewardsConfig(OptionGroup):
         5, minimum=1, help="run_code: CPU time in seconds of a test; its wall time may be twice as long"
     )
     reward_code_memory: int = option(1024, minimum=64, help="run_code: memory of a test in MiB")
+
+    @property
+    def reward_names(self) -> tuple[str, ...]:
+        """Names of the reward functions in metrics: their paths without module or file."""
+        return tuple(path.replace(":", ".").rpartition(".")[2] for path in self.reward_funcs)

@@ -57,11 +57,13 @@ class TrainConfig(OptionGroup):
     metric_for_best_model: str | None = option(
         None,
         help=f"metric that selects the best checkpoint; unset: loss, with GRPO reward; one of {', '.join(METRICS)}, "
-        "or a metric of compute_metrics; with several dev sets: <name>_<metric>, or <metric> for the first dev set",
+        "rewards/NAME/mean with GRPO, or a metric of compute_metrics; with several dev sets: <name>_<metric>, or "
+        "<metric> for the first dev set",
     )
     greater_is_better: bool | None = option(
         None,
-        help="whether a greater metric is better; unset: false for losses, perplexity and unknown_labels, else true",
+        help="whether a greater metric is better; unset: false for losses, perplexity, unknown_labels and "
+        "completions/clipped_ratio, else true",
     )
     early_stopping: bool | None = option(
         None, help="stop when metric_for_best_model stops improving; by default, on if early_stopping_patience is set"

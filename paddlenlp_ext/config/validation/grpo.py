@@ -5,7 +5,7 @@ from __future__ import annotations
 from paddlenlp_ext.config.dataclass_options import options_of
 from paddlenlp_ext.config.dev_sets import best_metric, dev_set_names
 from paddlenlp_ext.config.errors import Report
-from paddlenlp_ext.config.metric_names import POLICY_METRICS
+from paddlenlp_ext.config.metric_names import POLICY_METRICS, reward_function_of
 from paddlenlp_ext.config.sections.grpo import GRPOConfig, PromptDataConfig, SamplingConfig
 from paddlenlp_ext.config.sections.model import ModelConfig
 from paddlenlp_ext.config.sections.parallel import ParallelConfig
@@ -109,10 +109,12 @@ def _best_metric_is_measured(
     metric = best_metric(train, dev_set_names(data)).metric
     if train.evaluation_strategy == "no":
         return
-    if metric not in ("loss", *POLICY_METRICS):
-        message = f"metric_for_best_model {metric} is not measured by pnx grpo; use {' or '.join(POLICY_METRICS)}"
+    means = [f"rewards/{name}/mean" for name in rewards.reward_names]
+    if metric not in ("loss", *POLICY_METRICS, *means) and (rewards.reward_funcs or not reward_function_of(metric)):
+        known = ", ".join((*POLICY_METRICS, *means))
+        message = f"metric_for_best_model {metric} is not measured by this run; use one of {known}"
         report.error(message, "metric_for_best_model")
-    elif metric in POLICY_METRICS and not rewards.reward_funcs:
+    elif metric != "loss" and not rewards.reward_funcs:
         message = f"metric_for_best_model {metric} needs reward_funcs, which score the completions of the dev set"
         report.error(message, "metric_for_best_model", "reward_funcs")
 

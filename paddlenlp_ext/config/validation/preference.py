@@ -7,7 +7,7 @@ from collections.abc import Collection
 from paddlenlp_ext.config.dataclass_options import options_of
 from paddlenlp_ext.config.dev_sets import best_metric, dev_set_names
 from paddlenlp_ext.config.errors import Report
-from paddlenlp_ext.config.metric_names import PREFERENCE_METRICS, REWARD_METRICS
+from paddlenlp_ext.config.metric_names import POLICY_METRICS, PREFERENCE_METRICS, REWARD_METRICS, reward_function_of
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.generation import GenerationConfig
 from paddlenlp_ext.config.sections.preference import PreferenceConfig, PreferenceDataConfig
@@ -113,8 +113,10 @@ def _require_metric(
 @other_rules("metric_for_best_model", "eval_dataset_path", "evaluation_strategy")
 def _best_metric_is_not_one_of_preferences(data: DataConfig, train: TrainConfig, report: Report) -> None:
     metric = best_metric(train, dev_set_names(data)).metric
-    if train.evaluation_strategy != "no" and metric in (*PREFERENCE_METRICS, *REWARD_METRICS[1:]):
-        command = "dpo" if metric in PREFERENCE_METRICS else "reward"
+    commands = {"dpo": PREFERENCE_METRICS, "reward": REWARD_METRICS[1:], "grpo": POLICY_METRICS}
+    command = next((name for name, metrics in commands.items() if metric in metrics), None)
+    command = "grpo" if reward_function_of(metric) is not None else command
+    if train.evaluation_strategy != "no" and command is not None:
         message = f"metric_for_best_model {metric} is measured only by pnx {command}; use loss"
         report.error(message, "metric_for_best_model")
 

@@ -41,6 +41,7 @@ from paddlenlp_ext.trainer.memory.layer_activations import (
 )
 from paddlenlp_ext.trainer.memory.process_share import ProcessShare, process_shares
 from paddlenlp_ext.trainer.memory.recurrent_states import decoding_state_bytes
+from paddlenlp_ext.trainer.memory.sampling_cache import sampling_bytes
 from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 
 _DIVERGENCE_TENSORS = 7
@@ -175,6 +176,25 @@ def _with_teacher(estimate: MemoryEstimate, config: RunConfig, vocab_size: int, 
 def estimate_decoding_state(config: RunConfig, outline: ModelOutline) -> int:
     """Return the bytes of the state of one row while decoding, in all layers that have a state instead of keys."""
     return decoding_state_bytes(outline.model, _numerics(config.precision).linear_dtype)
+
+
+def estimate_sampling(config: RunConfig, outline: ModelOutline, longest_prompt: int, num_prompts: int) -> int:
+    """Return the bytes of the cache and the logits of a process with GRPO, in sampling for training and evaluation.
+
+    Args:
+        config: the run's configuration.
+        outline: the model's shapes, not sharded.
+        longest_prompt: number of tokens of the longest prompt.
+        num_prompts: maximum number of prompts whose completions a process samples together.
+    """
+    options = config.grpo
+    assert options is not None, "a run of GRPO must have the section grpo"
+    num_rows = min(options.sampling_batch_size, num_prompts * options.num_generations)
+    if config.train.do_eval:
+        evaluated = config.train.per_device_eval_batch_size * (options.num_generations_eval or options.num_generations)
+        num_rows = max(num_rows, min(options.sampling_batch_size, evaluated))
+    num_positions = min(longest_prompt + config.generation.max_completion_length, outline.model.config.max_context)
+    return sampling_bytes(outline.model, num_rows, num_positions, _numerics(config.precision).linear_dtype)
 
 
 def _numerics(precision: PrecisionConfig) -> Numerics:
