@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +51,10 @@ class Adapter(TrainingHooks):
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Return the hidden states [B, S, D] after the final norm; arguments as in `CausalLM.hidden_states`."""
         return self.base_model.hidden_states(*args, **kwargs)
+
+    def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: Any) -> np.ndarray | None:
+        """Return the logits of new tokens [B, S, V], or None if the adapter's layers have no fused step."""
+        return self.base_model.decode_tokens(tokens_BS, cache)
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
         """Return the shape of the hidden states between decoder layers, for input ids [batch, length]."""

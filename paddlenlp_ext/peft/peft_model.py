@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import paddle
 
 from paddlenlp_ext.generation.transformers_generate import generate_for
@@ -142,6 +143,9 @@ class PeftModel(PeftModelFiles, TrainableModel):
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         return self.adapter.hidden_states(*args, **kwargs)
+
+    def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: Any) -> np.ndarray | None:
+        return self.adapter.decode_tokens(tokens_BS, cache)
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
         return self.base_model.logits(hidden)

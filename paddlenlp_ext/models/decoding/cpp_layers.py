@@ -18,19 +18,26 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.models.decoding.cpp_delta_net import CppDeltaNet
-from paddlenlp_ext.models.decoding.eligibility import fits_cpp, is_plain, layers_reason, max_length, prepared
+from paddlenlp_ext.models.decoding.eligibility import (
+    fits_cpp,
+    is_plain,
+    layers_reason,
+    linear_operands,
+    max_length,
+    prepared,
+)
 from paddlenlp_ext.nn.attention import Attention, AttentionInputs
 from paddlenlp_ext.nn.gated_attention import QueryGatedAttention
 from paddlenlp_ext.nn.gated_delta_net import GatedDeltaNet
-from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.ops.attention.decode_attention import ReservedPositions
 from paddlenlp_ext.ops.attention.key_value_cache import ReservingCache
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.api_header import struct
 from paddlenlp_ext.ops.gates import geglu
-from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.quantized_weight.cpp import packed_struct
+from paddlenlp_ext.ops.tensor_utils import contiguous
+from paddlenlp_ext.ops.training_blocks import AdaptedLinear
 
 _UNLIMITED = 1 << 40  # more than the number of positions in any cache
 
@@ -61,7 +68,7 @@ class CppLayers:
         arguments: first arguments of the C++ functions: the layer structs, the number of layers, and `sizes`.
 
     Args:
-        layers: decoder layers that can run in C++ (`layers_reason`); their weights must not be replaced.
+        layers: decoder layers that can run in C++ (`layers_reason`); their weights must not be replaced or changed.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
@@ -72,7 +79,7 @@ class CppLayers:
         # Weak references to the key tensors that the structs point to. A strong reference would keep the old tensors
         # alive when the cache grows or is emptied.
         self._stored: Sequence[Callable[[], paddle.Tensor | None]] = [lambda: None] * len(self._attentions)
-        self._first_row = 0
+        self._first_row, self._rank = 0, 0
         self._layers = (struct("DecodeLayer") * len(layers))()
         self._attention_layers: list[Any] = []  # structs of the layers with attention
         self._delta_nets: list[CppDeltaNet] = []
@@ -87,6 +94,7 @@ class CppLayers:
             heads=first.o_proj.in_features // first.head_dim,
             kv_heads=first.k_proj.out_features // first.head_dim,
             head_dim=first.head_dim,
+            rank=self._rank,
             epsilon=layers[0].norms()[0].epsilon,
             residual_multiplier=layers[0].residual_multiplier,
             is_gelu=layers[0].mlp.gate is geglu,
@@ -153,13 +161,9 @@ class CppLayers:
             if attention.rotates:
                 to.cos, to.sin, to.rotated = table
 
-    def matrix(self, weight: paddle.Tensor | QuantizedWeight, bias: paddle.Tensor | None = None) -> int:
-        """Create the struct of a linear layer and return its address.
-
-        Args:
-            weight: weight [out, in], which must outlive this object.
-            bias: bias [out], which must outlive this object, or None.
-        """
+    def matrix(self, linear: AdaptedLinear) -> int:
+        """Create the struct of a linear layer, whose weight and bias must outlive this object; return its address."""
+        weight, bias = linear.weight, linear.bias
         (out_features, in_features), dense, quantized = weight.shape, None, None
         is_bf16 = weight.dtype == paddle.bfloat16
         few_rows = library.small_batch_rows(is_bf16)
@@ -170,10 +174,22 @@ class CppLayers:
             self._kept.append(packed)
             quantized = ctypes.addressof(packed)
         bias_address = None if bias is None else library.pointer(bias)
-        sizes = (in_features, out_features, few_rows)
-        matrix = struct("DecodeMatrix")(dense, quantized, bias_address, *sizes, is_bf16)
-        self._kept.append(matrix)
+        factors = self._factors(linear)
+        rank = factors[0].shape[0] if factors else 0
+        self._rank = max(self._rank, rank)
+        update = [library.pointer(each) for each in factors] or [None, None]
+        sizes = (in_features, out_features, rank, few_rows)
+        matrix = struct("DecodeMatrix")(dense, quantized, bias_address, *update, *sizes, is_bf16)
+        self._kept += [factors, matrix]
         return ctypes.addressof(matrix)
+
+    @staticmethod
+    def _factors(linear: AdaptedLinear) -> list[paddle.Tensor]:
+        """Return A [r, in] and s B^T [r, out] of an update, in float32; [] without an update."""
+        if linear.a is None or linear.b is None:
+            return []
+        a, b = linear.a.astype("float32"), linear.b.astype("float32")
+        return [contiguous(a), contiguous(b.T * linear.scaling)]
 
     def norm(self, norm: RMSNorm) -> int:
         """Return the address of a norm's scale, which is weight + offset."""
@@ -205,7 +221,9 @@ class CppLayers:
 
     def _linear(self, linear: Any) -> int:
         """Create the struct of a linear layer and return its address."""
-        return self.matrix(linear.weight if isinstance(linear, Linear) else linear.stored, linear.bias)
+        operands = linear_operands(linear)
+        assert operands is not None, "the layer must be eligible"
+        return self.matrix(operands)
 
     def _fill_attention(self, attention: Attention, to: Any) -> None:
         """Write the weights and options of an attention layer into the struct `to`."""

@@ -25,6 +25,7 @@ from paddlenlp_ext.models.decoding.eligibility import fits_cpp, max_length, mode
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, ReservingCache
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.api_header import struct
+from paddlenlp_ext.ops.training_blocks import AdaptedLinear
 
 
 def run_cpp_model(model: Any, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:
@@ -52,7 +53,7 @@ class CppModel:
     """Decoding step of a model with one cache, with the structs that the C++ function reads.
 
     Args:
-        model: a `CausalLM` that can run in one call (`model_reason`); its weights must not be replaced.
+        model: a `CausalLM` that can run in one call (`model_reason`); its weights must not be replaced or changed.
     """
 
     def __init__(self, model: Any) -> None:
@@ -67,7 +68,7 @@ class CppModel:
             embedding=library.pointer(table_VD),
             ropes=ctypes.addressof(self._ropes),
             norm=self._layers.norm(decoder.norm),
-            lm_head=self._layers.matrix(head_VD),
+            lm_head=self._layers.matrix(AdaptedLinear(head_VD, None)),
             num_ropes=len(self._ropes),
             embedding_scale=(decoder.embedding_scale or 1.0) * decoder.embedding_multiplier,
             logit_scale=decoder.logit_scale,

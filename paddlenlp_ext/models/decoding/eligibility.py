@@ -34,6 +34,8 @@ from paddlenlp_ext.ops.gates import geglu, swiglu
 from paddlenlp_ext.ops.norm_linear import norm_linear_op
 from paddlenlp_ext.ops.norm_linear.fits_one_launch import MOST_POSITIONS
 from paddlenlp_ext.ops.norm_linear.reference import norm_linear_reference
+from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
+from paddlenlp_ext.ops.training_blocks import AdaptedLinear
 from paddlenlp_ext.paddle_compat import has_forward_hooks
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 from paddlenlp_ext.utils.logging import get_logger
@@ -134,10 +136,10 @@ def model_reason(model: Any) -> str | None:
 def layers_reason(layers: Iterable[Any]) -> str | None:
     """Return the reason why one of the decoder layers cannot run in C++, or None if all layers can."""
     layers = list(layers)
-    reasons = (reason for reason in map(_layer_reason, layers) if reason is not None)
-    if not any(isinstance(layer.mixer, AttentionLayer) for layer in layers):
-        return "no layer has attention"
-    return next(reasons, None) or library.products_unavailable_reason()
+    reason = next(filter(None, map(_layer_reason, layers)), None)
+    if reason is None and not any(isinstance(layer.mixer, AttentionLayer) for layer in layers):
+        reason = "no layer has attention"
+    return reason or library.products_unavailable_reason()
 
 
 def _layer_reason(layer: Any) -> str | None:
@@ -182,16 +184,28 @@ def _norm_reason(norm: RMSNorm) -> str | None:
     return None if norm.shards is None and norm.weight.dtype == paddle.float32 else "a norm is sharded or not float32"
 
 
+def linear_operands(layer: Any) -> AdaptedLinear | None:
+    """Return the operands of a linear layer, with or without LoRA; None if the C++ step does not support the layer."""
+    base = getattr(layer, "base", layer)
+    if type(base) not in (Linear, QuantizedLinear):
+        return None
+    if base is not layer:
+        return layer.as_adapted_linear() if hasattr(layer, "as_adapted_linear") else None
+    return AdaptedLinear(base.weight if type(base) is Linear else base.stored, base.bias)
+
+
 def _linear_reason(layer: Any) -> str | None:
-    if type(layer) not in (Linear, QuantizedLinear):
+    operands = linear_operands(layer)
+    if operands is None:
         return f"the C++ step does not support {type(layer).__name__}"
-    if layer.bias is not None and layer.bias.dtype != paddle.float32:
-        return f"a bias is in {layer.bias.dtype}"
-    if type(layer) is QuantizedLinear:
-        return None if layer.stored.is_plain else "a weight has zero points or reordered columns"
-    if layer.weight.dtype == paddle.bfloat16:
+    weight, bias = operands.weight, operands.bias
+    if bias is not None and bias.dtype != paddle.float32:
+        return f"a bias is in {bias.dtype}"
+    if isinstance(weight, QuantizedWeight):
+        return None if weight.is_plain else "a weight has zero points or reordered columns"
+    if weight.dtype == paddle.bfloat16:
         return bf16.unavailable_reason()
-    return None if layer.weight.dtype == paddle.float32 else f"a weight is in {layer.weight.dtype}"
+    return None if weight.dtype == paddle.float32 else f"a weight is in {weight.dtype}"
 
 
 def block_reason(block: Any, norm: Any) -> str | None:

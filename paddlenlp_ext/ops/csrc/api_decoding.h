@@ -5,13 +5,17 @@
 
 namespace plx {
 
-// Linear layer of a decoding step, x W^T + bias with W [out, in]. Exactly one of `dense` and `quantized` is not null.
+// Linear layer of a decoding step, x W^T + bias + x A^T F with W [out, in]. Exactly one of `dense` and `quantized` is
+// not null.
 struct DecodeMatrix {
     const void* dense;
     const QuantizedWeight* quantized;
-    const float* bias;  // [out], or null
+    const float* bias;     // [out], or null
+    const float* a;        // A [rank, in] of an adapter's update, or null
+    const float* factors;  // F [rank, out], or null
     i64 in;
     i64 out;
+    i64 rank;      // 0 without an adapter
     i64 few_rows;  // largest number of positions for which small-batch products replace oneDNN's products
     bool is_bf16;  // whether `dense` is bf16; for `quantized`, whether oneDNN's products read bf16
 };
@@ -87,6 +91,7 @@ struct DecodeSizes {
     i64 heads;
     i64 kv_heads;
     i64 head_dim;
+    i64 rank;                   // largest rank of a linear layer
     float epsilon;              // epsilon of all norms
     float residual_multiplier;  // factor of the outputs of attention and feed-forward
     bool is_gelu;

@@ -16,6 +16,7 @@
 #include "decode_tensors.h"
 #include "gates.h"
 #include "gemm.h"
+#include "low_rank.h"
 #include "quantized_weight.h"
 #include "rms_norm.h"
 #include "rope.h"
@@ -28,7 +29,7 @@ namespace {
 constexpr i64 DEQUANTIZED_VALUES = 1 << 16;  // weights that a thread dequantizes at a time, which fit into the L2 cache
 constexpr i64 OUTPUTS = 8;  // unit in which outputs are divided among threads; a multiple of a product's tile size
 
-// y = x W^T + bias.
+// y = x W^T + bias, with the update of an adapter.
 struct Product {
     const DecodeMatrix* matrix;
     float* y;
@@ -169,19 +170,28 @@ class Worker {
             float* const y = product->y;
             if (positions_ > matrix.few_rows) {
                 with_dtype(matrix.is_bf16, [&](auto value) { multiply_many<decltype(value)>(x, matrix, y); });
-                continue;
-            }
-            if (matrix.quantized == nullptr) {
+            } else if (matrix.quantized == nullptr) {
                 with_dtype(matrix.is_bf16, [&](auto value) {
                     const auto* weight = static_cast<const decltype(value)*>(matrix.dense);
                     small_batch_part(x, weight, matrix.bias, y, positions_, matrix.in, matrix.out, begin, end, next);
                 });
-                continue;
+            } else {
+                const float* operand = small_batch_operand(*matrix.quantized, x, positions_, own_.operand);
+                small_batch_part(operand, *matrix.quantized, y, positions_, begin, end, next);
+                add_bias(matrix, y);
             }
-            const float* operand = small_batch_operand(*matrix.quantized, x, positions_, own_.operand);
-            small_batch_part(operand, *matrix.quantized, y, positions_, begin, end, next);
-            add_bias(matrix, y);
+            add_update(x, matrix, y);
         }
+    }
+
+    // Adds an adapter's update to this thread's outputs. Each thread computes the product with A of all positions.
+    void add_update(const float* x, const DecodeMatrix& matrix, float* y) const {
+        if (matrix.rank == 0) return;
+        float* const inner = own_.inner;  // [rank, positions]
+        small_batch_part(matrix.a, x, nullptr, inner, matrix.rank, matrix.in, positions_, 0, positions_);
+        const auto [begin, end] = part(matrix.out);
+        start_outputs(y + begin, nullptr, inner, positions_, matrix.factors + begin, matrix.rank, end - begin,
+                      matrix.out, positions_, y + begin);
     }
 
     // Computes this thread's outputs with oneDNN. Value is the type of the operands.

@@ -19,12 +19,14 @@ struct Shared {
           up(arrays.take<float>(positions * sizes.inner)), down(arrays.take<float>(positions * sizes.hidden)) {}
 };
 
-// Tensors of one thread: hidden states, their norm, a rearranged operand, and the heads of one attention task.
+// Tensors of one thread: hidden states, their norm, a rearranged operand, the product with A of an adapter, and the
+// heads of one attention task.
 struct Private {
-    float *x, *normed, *operand, *heads;
+    float *x, *normed, *operand, *inner, *heads;
     Private(const DecodeSizes& sizes, i64 positions, Arrays& arrays)
         : x(arrays.take<float>(positions * sizes.hidden)), normed(arrays.take<float>(positions * sizes.hidden)),
           operand(arrays.take<float>(positions * std::max({sizes.hidden, sizes.inner, sizes.mixer_width}))),
+          inner(arrays.take<float>(positions * sizes.rank)),
           heads(arrays.take<float>((sizes.heads / sizes.kv_heads + 1) * sizes.head_dim)) {}
 };
 

@@ -193,7 +193,7 @@ class LinearGroup {
                       float* y) {
         if (residual == nullptr && bias == nullptr && rank == 0) return false;
         const bool in_product = rank > FEW_RANKS;
-        start_outputs(residual, bias, u, stride, factors, in_product ? 0 : rank, width, rows, y);
+        start_outputs(residual, bias, u, stride, factors, in_product ? 0 : rank, width, width, rows, y);
         if (in_product) gemm(true, false, rows, width, rank, 1.0f, u_in, stride_in, factors_in, width, 1.0f, y, width);
         return true;
     }

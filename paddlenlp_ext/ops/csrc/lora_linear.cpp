@@ -34,7 +34,7 @@ const Value* converted(const float* from, i64 count, ScratchSlot slot) {
 void add_low_rank(const float* u, const float* factors, i64 rank, i64 width, i64 rows, float* y) {
     parallel_for_rows(rows, width, [=](i64 begin, i64 end) {
         float* const own = y + begin * width;
-        start_outputs(own, nullptr, u + begin, rows, factors, rank, width, end - begin, own);
+        start_outputs(own, nullptr, u + begin, rows, factors, rank, width, width, end - begin, own);
     });
 }
 

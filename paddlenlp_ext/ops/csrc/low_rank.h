@@ -17,12 +17,12 @@ static inline void transpose_scaled(const float* from, i64 rows, i64 columns, fl
         for (i64 c = 0; c < columns; ++c) to[c * rows + r] = factor * from[r * columns + c];
 }
 
-// y [COUNT, width]; residual [COUNT, width] or null; bias [width] or null; u [rank, stride], starting at the column of
-// the first row; factors F [rank, width].
+// Computes the first `outputs` outputs of COUNT rows. y [COUNT, width]; residual [COUNT, width] or null; bias [width]
+// or null; u [rank, stride], starting at the column of the first row; factors F [rank, width].
 template <int COUNT>
 static inline void start_rows(const float* residual, const float* bias, const float* u, i64 stride,
-                              const float* factors, i64 rank, i64 width, float* y) {
-    for_each_vector(width, [&](i64 start, i64 count) {
+                              const float* factors, i64 rank, i64 outputs, i64 width, float* y) {
+    for_each_vector(outputs, [&](i64 start, i64 count) {
         f32x16 sums[COUNT];
         const f32x16 common = bias == nullptr ? f32x16{} : load_part(bias + start, count);
 #pragma GCC unroll 4
@@ -40,13 +40,14 @@ static inline void start_rows(const float* residual, const float* bias, const fl
 
 // Computes start_rows for any number of rows.
 static inline void start_outputs(const float* residual, const float* bias, const float* u, i64 stride,
-                                 const float* factors, i64 rank, i64 width, i64 rows, float* y) {
+                                 const float* factors, i64 rank, i64 outputs, i64 width, i64 rows, float* y) {
     constexpr int GROUP = 4;  // rows that share a load of F
     auto at = [&](i64 row) { return residual == nullptr ? nullptr : residual + row * width; };
     i64 row = 0;
     for (; row + GROUP <= rows; row += GROUP)
-        start_rows<GROUP>(at(row), bias, u + row, stride, factors, rank, width, y + row * width);
-    for (; row < rows; ++row) start_rows<1>(at(row), bias, u + row, stride, factors, rank, width, y + row * width);
+        start_rows<GROUP>(at(row), bias, u + row, stride, factors, rank, outputs, width, y + row * width);
+    for (; row < rows; ++row)
+        start_rows<1>(at(row), bias, u + row, stride, factors, rank, outputs, width, y + row * width);
 }
 
 }  // namespace plx

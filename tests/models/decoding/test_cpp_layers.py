@@ -162,8 +162,18 @@ def test_cpp_layers_with_adapter_or_hook_runs_op_by_op(monkeypatch):
     assert decoded(model, PROMPTS, monkeypatch, in_one_call=True)[1] == {False}
     hook.remove()
     assert decoded(model, PROMPTS, monkeypatch, in_one_call=True)[1] == {True}
-    adapted = get_peft_model(model, LoRAConfig(rank=2))
+    adapted = get_peft_model(model, LoRAConfig(rank=2, use_dora=True))
     assert decoded(adapted, PROMPTS, monkeypatch, in_one_call=True)[1] == {False}
+
+
+def test_cpp_layers_with_lora_on_layers_and_lm_head_equals_layers(monkeypatch):
+    adapted = get_peft_model(
+        AutoModelForCausalLM.from_config({**SIZES, "model_type": "llama"}),
+        LoRAConfig(rank=2, target_modules=["q_proj", "down_proj", "lm_head"]),
+    )
+    for tensor in adapted.adapter_state().values():
+        tensor.set_value(paddle.randn(tensor.shape) * 0.2)
+    check_equal(adapted, monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from paddlenlp_ext.models.decoding.eligibility import max_length
 from paddlenlp_ext.nn.recurrent_mixer import RecurrentMixer
 from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
+from paddlenlp_ext.peft.methods.reft import ReFTConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantize_linears
@@ -205,10 +208,73 @@ def test_cpp_model_of_adapters_and_hooks_runs_in_separate_calls():
         assert not runs_in_one_call(model)
         hook.remove()
     assert runs_in_one_call(model)
-    options = {"target_modules": ["lm_head"]}
-    for config in (LoRAConfig(rank=2), LoRAConfig(rank=2, **options), PromptTuningConfig(num_virtual_tokens=2)):
+    configs = [
+        LoRAConfig(rank=2, target_modules=["lm_head"]),
+        LoRAConfig(rank=2, lora_bias=True),
+        LoRAConfig(rank=2, use_dora=True),
+        PromptTuningConfig(num_virtual_tokens=2),
+        PrefixTuningConfig(num_virtual_tokens=2),
+        ReFTConfig(),
+    ]
+    for config in configs:
         adapted = get_peft_model(model_of(), config)
-        assert not runs_in_one_call(adapted) and not runs_in_one_call(adapted.base_model)
+        assert not runs_in_one_call(adapted), config
+
+
+def with_lora(model, rank: int = 3):
+    """Return the model with a LoRA whose update changes the logits."""
+    adapted = get_peft_model(model, LoRAConfig(rank=rank, lora_alpha=2 * rank))
+    adapted.eval()
+    for name, tensor in adapted.adapter_state().items():
+        if "lora_B" in name:
+            tensor.set_value(paddle.randn(tensor.shape).astype(tensor.dtype) * 0.2)
+    return adapted
+
+
+@pytest.mark.parametrize("family", ["llama_grouped_heads", "qwen3_5_gated_delta"])
+@pytest.mark.parametrize("has_many_rows", [False, True])
+@pytest.mark.parametrize("algo", [None, "nf4", "weight_only_int8"])
+def test_cpp_model_with_lora_equals_ops(family, has_many_rows, algo, monkeypatch):
+    paddle.seed(0)
+    model = model_of(**FAMILIES[family])
+    if algo is not None:
+        quantize_linears(model, QuantizationConfig(algo=algo))
+    adapted = with_lora(model)
+    num_rows = library.small_batch_rows(in_bf16=False) + 3 if has_many_rows else 3
+    check_steps(adapted, monkeypatch, random_prompts(range(2, 2 + num_rows)))
+    assert not np.allclose(lora_logits(adapted, True), lora_logits(adapted, False), rtol=0.05)
+
+
+@paddle.no_grad()
+def lora_logits(adapted, enabled: bool) -> np.ndarray:
+    """Return the logits of a step with or without the adapter."""
+    with nullcontext() if enabled else adapted.adapter.disabled():
+        return np.array(step(adapted, [[7]] * 3, prefill(adapted, PROMPTS)[0]))
+
+
+def test_cpp_model_with_disabled_lora_equals_the_base():
+    base = model_of()
+    with paddle.no_grad():
+        expected = np.array(step(base, [[7]] * 3, prefill(base, PROMPTS)[0]))
+    np.testing.assert_array_equal(lora_logits(with_lora(base), False), expected)
+
+
+def test_cpp_model_with_lora_of_different_ranks_equals_ops(monkeypatch):
+    """Test a rank above the rank of the first layers, which the shared memory of a step must fit."""
+    paddle.seed(0)
+    adapted = get_peft_model(model_of(), LoRAConfig(rank=2, rank_pattern={"down_proj": 40}))
+    adapted.eval()
+    for tensor in adapted.adapter_state().values():
+        tensor.set_value(paddle.randn(tensor.shape) * 0.2)
+    check_steps(adapted, monkeypatch)
+
+
+@pytest.mark.skipif(bf16.unavailable_reason() is not None, reason="needs bfloat16 products")
+def test_cpp_model_with_lora_in_bfloat16_equals_ops(monkeypatch):
+    """The tolerance is the rounding of the update to bfloat16, which the step computes in float32."""
+    paddle.seed(0)
+    model = AutoModelForCausalLM.from_config({**SIZES, "model_type": "llama"}, dtype="bfloat16")
+    check_steps(with_lora(model), monkeypatch, tolerance=2.0**-6)
 
 
 def test_cpp_model_of_long_rows_runs_in_separate_calls():
