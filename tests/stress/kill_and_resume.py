@@ -5,7 +5,8 @@
 
 Attempts are forked from a process that has imported everything and computed nothing, so they start in 0.1 seconds.
 Half of the kills come after a random time. The others come before a random file operation (open, rename, mkdir, remove)
-below the run's folder, which an audit hook counts. Half of the kills therefore interrupt saves and caches.
+below the run's folder, which an audit hook counts, or before a random step of sampling. Half of the kills therefore
+interrupt saves, caches and sampling.
 
 Stop signals come after random times. A stopped process leaves through the interpreter's exit, as a program does.
 """
@@ -36,7 +37,8 @@ configure_runtime()
 from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401 (imported once, for all attempts)
 
 from paddlenlp_ext.cli.run_finetune import run_finetune
-from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, SECTIONS
+from paddlenlp_ext.config.run_config import GRPO_SECTIONS, PREFERENCE_SECTIONS, SECTIONS
+from paddlenlp_ext.generation.continuous_batching import Engine
 from paddlenlp_ext.trainer.callbacks import loss_plot
 from paddlenlp_ext.utils.run_command import run_command
 from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
@@ -66,9 +68,24 @@ RECIPES: dict[str, dict[str, Any]] = {
     "packed": {**LORA, "zero_padding": True, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2},
     "streamed": {**LORA, "lazy": True, "max_steps": 8},
     "preference": {**LORA, "loss_type": "sigmoid"},
+    "grpo": {
+        **LORA,
+        "lora_dropout": 0.0,
+        "num_generations": 3,
+        "num_iterations": 2,
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 4,
+        "max_new_tokens": 6,
+        "beta": 0.1,
+    },
     "two ranks": {**LORA, "gradient_accumulation_steps": 1},
 }
 TIMES = ("per_second", "runtime", "seconds", "peak_memory")
+SECTIONS_OF = {"preference": PREFERENCE_SECTIONS, "grpo": GRPO_SECTIONS}
+REWARDS = """
+def even(completion_ids, **columns):
+    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+"""
 EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir")
 
 
@@ -214,9 +231,11 @@ class Unbroken:
             "dataset_name_or_path": str(self.folder / ("pairs" if self.recipe == "preference" else "data")),
             "data_cache_dir": str(run.with_name(f"{run.name} cache")),
         }
+        if self.recipe == "grpo":
+            keys["reward_funcs"] = [f"{self.folder / 'rewards.py'}:even"]
         run_file = self.folder / "run.json"
         run_file.write_text(json.dumps(keys))
-        sections = PREFERENCE_SECTIONS if self.recipe == "preference" else SECTIONS
+        sections = SECTIONS_OF.get(self.recipe, SECTIONS)
 
         def main(argv: Sequence[str]) -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -231,28 +250,39 @@ class Unbroken:
 
 
 def watch(run: Path, last: int | None) -> list[int]:
-    """Count the operations on files below a run's folder or its cache, and kill this process before the last one."""
-    operations, prefixes = [0], (str(run), str(run.with_name(f".{run.name}")))
+    """Count a run's operations, and kill this process before the last one.
+
+    Operations are those on files below the run's folder or its cache, and the steps of sampling.
+    """
+    operations, prefixes, sample = [0], (str(run), str(run.with_name(f".{run.name}"))), Engine.step
+
+    def count() -> None:
+        operations[0] += 1
+        if operations[0] == last:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event in EVENTS and str(arguments[0]).startswith(prefixes):
-            operations[0] += 1
-            if operations[0] == last:
-                os.kill(os.getpid(), signal.SIGKILL)
+            count()
+
+    def step(engine: Engine) -> bool:
+        count()
+        return sample(engine)
 
     sys.addaudithook(hook)
+    Engine.step = step  # in this process, which was forked for the attempt
     return operations
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """Return sums of the final weights and of the newest checkpoint's tensors, and the log without times."""
+    """Return sums of the final weights, the newest checkpoint's tensors and the rollouts, and the log without times."""
     newest = max(run.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    tensors = [*run.glob("*.safetensors"), *newest.glob("*.safetensors")]
+    files = [*run.glob("*.safetensors"), *newest.glob("*.safetensors"), *run.glob("rollouts/*")]
     history = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {
         "steps": newest.name,
         "log": [{k: v for k, v in entry.items() if not any(word in k for word in TIMES)} for entry in history],
-        **{str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest() for path in tensors},
+        **{str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
     }
 
 
@@ -260,6 +290,7 @@ def write_inputs(folder: Path) -> None:
     """Write the tiny model, rows and pairs."""
     write_tiny_model(folder / "model")
     write_tiny_data(folder / "data")
+    (folder / "rewards.py").write_text(REWARDS)
     (folder / "pairs").mkdir()
     rows = [json.loads(line) for line in (folder / "data" / "train.json").read_text().splitlines()]
     pairs = [{"src": [row["src"]], "tgt": [], "response": [row["tgt"], " lime"], "sort": [1, 0]} for row in rows]
