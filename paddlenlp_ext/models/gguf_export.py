@@ -80,6 +80,7 @@ def export_gguf(
     if part_paths(path) != [path]:
         raise ValueError(f"{path}: the name is reserved for a shard of a split model; choose another name")
     architecture = architecture_for(config)
+    tensors, config = architecture.equivalent(tensors, config)
     keys, factors = model_metadata(config, architecture)
     metadata = {
         "general.type": "model",

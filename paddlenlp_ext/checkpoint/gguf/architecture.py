@@ -6,6 +6,9 @@ The converter of llama.cpp changes some tensors. Reading undoes the changes, and
 - In some families, norm weights are stored as 1 + w instead of w (`norm_offset`).
 - In some families, decay rates are stored as -exp(x) instead of x (`logarithms`).
 - In some families, rows and columns are stored in a different order (`row_order`, `column_order`).
+
+Some families have options that files cannot express. Writing converts the model to an equivalent model without these
+options (`equivalent`).
 """
 
 from __future__ import annotations
@@ -120,6 +123,8 @@ class Architecture:
         squeezed: name suffix of Hugging Face tensors -> axis of length 1 that files omit.
         restore: function that converts the stored tensors, renamed by `in_block`, to the tensors of the Hugging Face
             checkpoint.
+        equivalent: function that returns the tensors and the config (`DecoderConfig`) of an equivalent model that files
+            can express, called with the tensors and the config of a model.
         split: inverse of `restore`, called with the tensors and the config (`DecoderConfig`) of a model; None: each
             Hugging Face tensor is stored as one GGUF tensor, or the tensors of experts are stacked.
         metadata: function that computes metadata from a config (`DecoderConfig`), without the prefix of the
@@ -158,6 +163,9 @@ class Architecture:
     has_layer_shapes: bool = False
     squeezed: Mapping[str, int] = field(default_factory=dict)
     restore: Callable[[WeightSource], WeightSource] = lambda source: source
+    equivalent: Callable[[Mapping[str, LazyTensor], Any], tuple[Mapping[str, LazyTensor], Any]] = (
+        lambda tensors, config: (tensors, config)
+    )
     split: Callable[[Mapping[str, LazyTensor], Any], dict[str, LazyTensor]] | None = None
     metadata: Callable[[Any], dict[str, Any]] = lambda config: {}
     tensor_metadata: Callable[[Mapping[str, LazyTensor]], dict[str, Any]] = lambda tensors: {}

@@ -78,6 +78,20 @@ def sigmoid_scores(file: GgufFile) -> dict[str, Any]:
     return {}
 
 
+def softmax_scores(file: GgufFile) -> dict[str, Any]:
+    """Check that the routers compute softmax scores; return an empty dict for `Architecture.settings`.
+
+    Raises:
+        ValueError: the routers compute other scores.
+    """
+    scores = count(file, "expert_gating_func", 1, minimum=0)
+    if scores not in (0, 1):
+        raise ValueError(
+            f"{file.path}: {file.architecture} with expert_gating_func {scores} is not supported; known: 1 (softmax)"
+        )
+    return {}
+
+
 def normalized_sigmoid(file: GgufFile) -> dict[str, Any]:
     """Check that the routers normalize the sigmoid scores of a token's experts; return an empty dict.
 

@@ -91,7 +91,7 @@ class WordRule:
 WORD_RULES = (
     WordRule(("gpt-2", "olmo", "mpt", "exaone4")),
     WordRule(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), single_digits=True),
-    WordRule(("llama-bpe", "llama3", "llama-v3", "lfm2"), (_LLAMA3,), ignores_merges=True, adds_bos=True),
+    WordRule(("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon-h1"), (_LLAMA3,), ignores_merges=True, adds_bos=True),
     WordRule(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_LLAMA3,)),
     WordRule(("qwen2",), (_QWEN2,), normalizes=True),
     WordRule(("qwen35",), (_QWEN3_5,), normalizes=True),

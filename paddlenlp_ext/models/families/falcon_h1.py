@@ -1,6 +1,6 @@
 """Falcon H1: attention and Mamba-2 side by side in every layer. TII 2025, arXiv:2507.22448.
 
-Files store weights without the multipliers of config.json.
+Files store weights without the multipliers of config.json; the weights in GGUF files contain the multipliers.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.two_mixers import MULTIPLIERS, two_mixer_architecture
 from paddlenlp_ext.models.mamba_config import MAMBA_DEFAULTS, MAMBA_TENSOR_PLAN, mamba_shape
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, require
 from paddlenlp_ext.models.sliding_windows import full_attention
@@ -16,10 +18,6 @@ from paddlenlp_ext.nn.token_mixer import SideMixer
 
 _FILES = RenamedTensors(
     {"model.norm": "model.final_layernorm", "model.layers.*.mlp": "model.layers.*.feed_forward"}, in_adapters=True
-)
-_MULTIPLIERS = (
-    *("embedding_multiplier", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier"),
-    *("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier"),
 )
 
 
@@ -48,7 +46,7 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
     require(config, "projectors_bias", None, bool(config.value("mamba_proj_bias")))
     bias, mamba = bool(config.value("attention_bias")), _mamba_shape(config)
     head_dim = config.size("head_dim", config.size("hidden_size") // config.size("num_attention_heads"))
-    factor = {name: float(config.value(name)) for name in _MULTIPLIERS}
+    factor = {name: float(config.value(name)) for name in MULTIPLIERS}
     plan = {**DECODER_TENSOR_PLAN, **MAMBA_TENSOR_PLAN}
     if mamba.norm is None:
         del plan["model.layers.*.mamba.norm"]
@@ -79,7 +77,7 @@ FAMILIES.register("falcon_h1")(
         DECODER_TENSOR_PLAN,
         {
             **MAMBA_DEFAULTS,
-            **dict.fromkeys(_MULTIPLIERS, 1.0),
+            **dict.fromkeys(MULTIPLIERS, 1.0),
             "mamba_d_ssm": 1024,
             "mamba_norm_before_gate": True,
             "max_position_embeddings": 8192,
@@ -88,3 +86,5 @@ FAMILIES.register("falcon_h1")(
         },
     )
 )
+
+ARCHITECTURES.register("falcon_h1")(two_mixer_architecture("falcon-h1", "FalconH1ForCausalLM"))

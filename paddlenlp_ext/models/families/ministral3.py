@@ -23,7 +23,7 @@ _YARN = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-_BETA = "query_scale_beta"
+QUERY_SCALE_BETA = "query_scale_beta"
 """Key that `complete_query_scale` adds: the growth of the query scale (`QueryScale.beta`), which GGUF files store."""
 
 
@@ -36,7 +36,8 @@ def complete_query_scale(config: Mapping[str, Any], ropes: Mapping[str, Any] = _
     """
     if not any(config.get(key) for key in ("rope_parameters", "rope_scaling", "rope_theta")):
         config = {**config, "rope_parameters": ropes}
-    return {**config, _BETA: config.get(_BETA) or stored_settings(config).get("llama_4_scaling_beta")}
+    beta = config.get(QUERY_SCALE_BETA) or stored_settings(config).get("llama_4_scaling_beta")
+    return {**config, QUERY_SCALE_BETA: beta}
 
 
 def query_scale(config: ConfigReader) -> QueryScale | None:
@@ -45,7 +46,7 @@ def query_scale(config: ConfigReader) -> QueryScale | None:
     Raises:
         ValueError: the config has a growth of the scale, but not the length of the original context.
     """
-    beta = config.value(_BETA)
+    beta = config.value(QUERY_SCALE_BETA)
     if not beta:
         return None
     settings = config.value("rope_scaling") or config.value("rope_parameters") or {}
@@ -74,7 +75,7 @@ FAMILIES.register("ministral3")(
 
 
 def _gguf_settings(file: GgufFile) -> dict[str, Any]:
-    return {_BETA: number(file, "attention.temperature_scale", 0.0) or None}
+    return {QUERY_SCALE_BETA: number(file, "attention.temperature_scale", 0.0) or None}
 
 
 ARCHITECTURES.register("ministral3")(
@@ -82,7 +83,7 @@ ARCHITECTURES.register("ministral3")(
         "mistral3",
         "Ministral3ForCausalLM",
         PRE_NORM,
-        keys={_BETA: Key("attention.temperature_scale", float, default=0.0)},
+        keys={QUERY_SCALE_BETA: Key("attention.temperature_scale", float, default=0.0)},
         settings=_gguf_settings,
         permutes=True,
         yarn_multiplier=1.0,

@@ -10,8 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
-from paddlenlp_ext.models.families.deepseek_v2 import latent_experts
-from paddlenlp_ext.models.families.ministral3 import complete_query_scale, query_scale
+from paddlenlp_ext.checkpoint.gguf.architecture import Key, count, number
+from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
+from paddlenlp_ext.checkpoint.gguf.mla_tensors import LATENT_ATTENTION, latent_settings
+from paddlenlp_ext.checkpoint.gguf.moe_tensors import GROUPED_EXPERT_KEYS, SHARED_EXPERTS, softmax_scores
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
+from paddlenlp_ext.models.families.deepseek_v2 import DEEPSEEK_GGUF, latent_experts
+from paddlenlp_ext.models.families.ministral3 import QUERY_SCALE_BETA, complete_query_scale, query_scale
 from paddlenlp_ext.models.latent_attention_config import complete_latent
 from paddlenlp_ext.models.moe_config import EXPERT_FILES, sigmoid_router
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
@@ -73,5 +78,42 @@ FAMILIES.register("mistral4")(
             "topk_group": 1,
         },
         complete=_complete,
+    )
+)
+
+
+def _gguf_settings(file: GgufFile) -> dict[str, Any]:
+    """Return the sizes of latent attention and the query scale; files without the scale do not scale queries.
+
+    Raises:
+        ValueError: the routers do not compute softmax scores, or metadata is damaged.
+    """
+    beta = number(file, "attention.temperature_scale", 0.0) or None
+    settings = {**latent_settings(file), **softmax_scores(file), QUERY_SCALE_BETA: beta}
+    if beta:
+        settings["original_max_position_embeddings"] = count(file, "attention.temperature_length")
+    return settings
+
+
+def _gguf_metadata(config: Any) -> dict[str, int]:
+    return {} if config.query_scale is None else {"attention.temperature_length": config.query_scale.context}
+
+
+ARCHITECTURES.register("mistral4")(
+    dataclasses.replace(
+        DEEPSEEK_GGUF,
+        name="mistral4",
+        class_name="Mistral4ForCausalLM",
+        in_block={
+            **LATENT_ATTENTION,
+            **SHARED_EXPERTS,
+            "ffn_gate_inp": "mlp.gate",
+            "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
+            "ffn_down_exps.weight": "mlp.experts.down_proj",
+        },
+        keys={**GROUPED_EXPERT_KEYS, QUERY_SCALE_BETA: Key("attention.temperature_scale", float, default=0.0)},
+        settings=_gguf_settings,
+        reads=lambda file: True,
+        metadata=_gguf_metadata,
     )
 )

@@ -67,6 +67,7 @@ def adapter_tensors(model: AdaptedModel, architecture: Architecture) -> dict[str
     fused_layers = {name: parts for name, parts in config.fused_layers.items() if name in stored_layers}
     for layer, (a, b) in _fused(factors, fused_layers).items():
         files = config.file_layout.to_files({f"{layer}.weight": as_lazy(b)})
+        files = architecture.equivalent(files, config)[0]
         parts = list((files if architecture.split is None else architecture.split(files, config)).items())
         name, factor = parts[0]
         stored = stored_name(name, architecture) if len(parts) == 1 else None

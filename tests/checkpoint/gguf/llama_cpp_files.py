@@ -98,6 +98,23 @@ _NEMOTRON_H = {
     "moe_intermediate_size": 72,
     "moe_shared_expert_intermediate_size": 48,
 }
+_FALCON_H1 = {
+    "model_type": "falcon_h1",
+    "head_dim": 32,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.4,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 0.7,
+    "attention_out_multiplier": 1.2,
+    "ssm_in_multiplier": 0.8,
+    "ssm_out_multiplier": 1.1,
+    "ssm_multipliers": [0.7, 0.8, 0.9, 1.1, 1.2],
+    "mlp_multipliers": [0.9, 0.8],
+}
 _GEMMA_4 = {
     "model_type": "gemma4_text",
     "head_dim": 32,
@@ -146,6 +163,14 @@ MODELS: dict[str, dict[str, Any]] = {
             "mscale_all_dim": 1.0,
             "llama_4_scaling_beta": 0.1,
         },
+    },
+    "falcon-h1": _FALCON_H1,
+    "falcon-h1_norm": {
+        **_FALCON_H1,
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False,
+        "tie_word_embeddings": False,
+        "ssm_multipliers": None,
     },
     "lfm2": {
         "norm_eps": 1e-4,
@@ -305,6 +330,21 @@ MODELS: dict[str, dict[str, Any]] = {
             "mscale_all_dim": 0.707,
         },
     },
+    "mistral4": {
+        **_LATENT_EXPERTS,
+        "first_k_dense_replace": 1,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 5000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 8,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
     "deepseek_v2_lite": {
         **_LATENT_EXPERTS,
         "model_type": "deepseek_v2",
@@ -342,6 +382,7 @@ ARCHITECTURE_OF = {
     "granitemoehybrid": "granite",
     "granitehybrid_experts": "granitehybrid",
     "nemotron_h_latents": "nemotron_h_moe",
+    "falcon-h1_norm": "falcon-h1",
     **dict.fromkeys(("gemma4_e", "gemma4_experts"), "gemma4"),
     **dict.fromkeys(("deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
 }
@@ -441,15 +482,19 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
         writer.add_rope_scaling_factor(source["rope_scaling"]["factor"])
         writer.add_rope_scaling_orig_ctx_len(source["rope_scaling"]["original_max_position_embeddings"])
         writer.add_expert_feed_forward_length(config.intermediate_size)
-    if architecture == "deepseek2":
-        scaling = source["rope_scaling"]
+    if architecture in ("deepseek2", "mistral4"):
+        scaling = source.get("rope_parameters") or source["rope_scaling"]
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(scaling["factor"])
         writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_beta_fast(scaling["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(scaling["beta_slow"])
         writer.add_rope_scaling_yarn_log_mul(0.1 * scaling["mscale_all_dim"])
-    if architecture in ("glm4moe", "deepseek_v3", "glm4_moe_lite", "afmoe", "nemotron_h_moe", "nemotron_h_latents"):
+        if "llama_4_scaling_beta" in scaling:
+            writer.add_attn_temperature_scale(scaling["llama_4_scaling_beta"])
+            writer.add_attn_temperature_length(scaling["original_max_position_embeddings"])
+    normalizing = ("glm4moe", "deepseek_v3", "glm4_moe_lite", "afmoe", "mistral4", "nemotron_h_moe")
+    if architecture in (*normalizing, "nemotron_h_latents"):
         writer.add_expert_weights_norm(True)
     if architecture in ("glm4moe", "deepseek_v3", "glm4_moe_lite", "lfm2moe", "minimax-m2"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
@@ -493,7 +538,7 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
         ("moe_latent_size", writer.add_moe_latent_size),
         ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
     ):
-        if key in source:
+        if key in source and (key != "embedding_multiplier" or config.side_mixer is None):
             add(source[key])
     _add_tokenizer(writer, config.vocab_size)
     _add_tensors(writer, model, architecture)
@@ -540,7 +585,7 @@ def _add_delta_nets(writer: gguf.GGUFWriter, config: DecoderConfig) -> None:
 
 def _add_mamba(writer: gguf.GGUFWriter, config: DecoderConfig) -> None:
     """Write the sizes of the Mamba-2 layers."""
-    shape = next(mixer for mixer in config.mixers if mixer is not None and mixer.kind == "Mamba-2")
+    shape: Any = next(mixer for mixer in config.other_mixers if mixer.kind == "Mamba-2")
     writer.add_ssm_conv_kernel(shape.num_taps)
     writer.add_ssm_state_size(shape.state_dim)
     writer.add_ssm_group_count(shape.num_groups)
@@ -636,13 +681,17 @@ def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) ->
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     parameters = dict(model.named_parameters())
     fused = {} if architecture in _GRANITE else config.fused_layers
-    tensors = config.to_files(parameters) if stored in ("qwen", "lfm2") else join_fused(parameters, fused)
+    as_files = stored in ("qwen", "lfm2", "falcon-h1")
+    tensors = config.to_files(parameters) if as_files else join_fused(parameters, fused)
     if stored == "gemma4":
         tensors = config.to_files(parameters)
     if isinstance(config.file_layout, RenamedExperts):
         tensors = config.file_layout.names.to_files(tensors)
-    arrays = _with_split_experts({name: as_lazy(tensor).read() for name, tensor in tensors.items()})
-    for name, values in _with_split_latents(arrays, config) if stored == "deepseek2" else arrays:
+    values_of = {name: as_lazy(tensor).read() for name, tensor in tensors.items()}
+    if stored == "falcon-h1":
+        values_of = _with_multipliers(values_of, config)
+    arrays = iter(values_of.items()) if stored == "mistral4" else _with_split_experts(values_of)
+    for name, values in _with_split_latents(arrays, config) if stored in ("deepseek2", "mistral4") else arrays:
         if architecture in _PERMUTED and (".q_proj." in name or ".k_proj." in name):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             half = len(values) // heads // 2
@@ -700,6 +749,35 @@ def _delta_net_tensor(name: str, values: np.ndarray, config: DecoderConfig) -> t
     if name.endswith("A_log"):
         values = -np.exp(values.astype(np.float64)).astype(np.float32)
     return name.replace("dt_bias", "dt_proj.bias"), values.squeeze(1) if "conv1d" in name else values
+
+
+def _with_multipliers(tensors: dict[str, np.ndarray], config: DecoderConfig) -> dict[str, np.ndarray]:
+    """Return tensors whose weights contain the multipliers of the config."""
+    source = config.source
+    if "lm_head.weight" not in tensors:
+        tensors = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
+    gate, down = source["mlp_multipliers"]
+    inner, groups = source["mamba_d_ssm"], source["mamba_n_groups"] * source["mamba_d_state"]
+    sections = [inner, inner, groups, groups, source["mamba_n_heads"]]
+    rows = np.repeat(source["ssm_multipliers"] or [1.0] * 5, sections).astype(np.float32)
+    scales = {
+        "down_proj": [down],
+        "gate_proj": [gate],
+        "k_proj": [source["key_multiplier"], source["attention_in_multiplier"]],
+        "q_proj": [source["attention_in_multiplier"]],
+        "v_proj": [source["attention_in_multiplier"]],
+        ".o_proj": [source["attention_out_multiplier"]],
+        "out_proj": [source["ssm_out_multiplier"]],
+        "in_proj": [source["ssm_in_multiplier"], rows[:, None]],
+        "lm_head": [source["lm_head_multiplier"]],
+        "embed_tokens": [source["embedding_multiplier"]],
+    }
+    result = {}
+    for name, values in tensors.items():
+        for scale in next((found for part, found in scales.items() if part in name), ()):
+            values = values * np.float32(scale)
+        result[name] = values
+    return result
 
 
 def _with_split_experts(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:

@@ -83,6 +83,24 @@ def test_config_from_gguf_of_deepseek2(write_gguf, changes, tensors, expected):
 
 
 @pytest.mark.parametrize(
+    ("changes", "scale"),
+    [({}, (None, None)), ({"attention.temperature_scale": 0.25, "attention.temperature_length": 64}, (0.25, 64))],
+)
+def test_config_from_gguf_of_mistral4_reads_the_query_scale(write_gguf, changes, scale):
+    metadata = {key.replace("deepseek2", "mistral4"): value for key, value in METADATA.items()}
+    metadata |= {f"mistral4.{key}": value for key, value in changes.items()}
+    config = read_model_config(write_gguf(metadata, EMBEDDING, "mistral4"))
+    assert (config.get("query_scale_beta"), config.get("original_max_position_embeddings")) == scale
+
+
+def test_config_from_gguf_of_mistral4_with_a_sigmoid_router_raises(write_gguf):
+    metadata = {key.replace("deepseek2", "mistral4"): value for key, value in METADATA.items()}
+    path = write_gguf({**metadata, "mistral4.expert_gating_func": 2}, EMBEDDING, "mistral4")
+    with pytest.raises(ValueError, match="mistral4 with expert_gating_func 2 is not supported; known: 1"):
+        read_model_config(path)
+
+
+@pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("expert_gating_func", 3, "deepseek2 with expert_gating_func 3 is not supported"),

@@ -51,7 +51,7 @@ TEXT_LENGTH = 128
 ADAPTED = (
     *("llama", "phi3", "lfm2", "lfm2moe", "apertus", "afmoe", "qwen35", "qwen35moe"),
     *("granitehybrid", "granitemoe", "granitehybrid_experts", "nemotron_h", "nemotron_h_moe"),
-    *("gemma4", "gemma4_experts", "minimax-m2"),
+    *("gemma4", "gemma4_experts", "minimax-m2", "falcon-h1"),
 )
 PLAIN: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 128},

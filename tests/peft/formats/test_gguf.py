@@ -31,9 +31,10 @@ def adapted(family: str, config):
 
 def stored(model) -> dict[str, np.ndarray]:
     """Return the matrices of a model's GGUF file."""
-    config = model.config
+    config, architecture = model.config, architecture_for(model.config)
     tensors = {name: as_lazy(tensor) for name, tensor in config.to_files(dict(model.named_parameters())).items()}
-    found = stored_tensors(tensors, architecture_for(config), config)
+    tensors, config = architecture.equivalent(tensors, config)
+    found = stored_tensors(tensors, architecture, config)
     return {name: tensor.parts[0]() for name, tensor in found.items() if len(tensor.shape) == 2}
 
 
@@ -60,6 +61,8 @@ LORA = LoRAConfig(rank=4, alpha=6, rslora=True, rank_pattern={"k_proj": 2, "down
         ("gemma4_e", "per_layer_projection"),
         ("gemma4_experts", LORA),
         ("minimax-m2", LORA),
+        ("falcon-h1", LORA),
+        ("mistral4", "q_b_proj"),
     ],
 )
 def test_export_gguf_adapter_added_to_the_base_is_the_merged_model(family, config, tmp_path):
