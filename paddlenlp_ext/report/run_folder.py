@@ -6,6 +6,7 @@ history.jsonl has a line for each optimizer step, and a line with the key `event
     {"step": 1, "time": 1760000001.2, "loss": 3.1, "learning_rate": 0.0005, "grad_norm": 2.5, ...}
     {"step": 2, "time": 1760000002.1, "skipped": "non_finite"}
     {"event": "evaluation", "step": 2, "time": 1760000004.0, "eval_loss": 2.9, ...}
+    {"event": "sampled_answers", "step": 2, "time": 1760000004.1, "answers": [{"prompt": ..., "reward": 1.0, ...}]}
     {"event": "end", "step": 2, "time": 1760000004.1, "outcome": "stopped", "reason": "stopped by SIGTERM ..."}
 
 Runs of earlier versions have no history.jsonl; their steps are the log entries of metrics.jsonl.
@@ -57,6 +58,7 @@ class Run:
             entries.
         skipped: history.jsonl's entries of skipped steps.
         evaluations: metrics of each evaluation during training in ascending order, with the key `step`.
+        sampled_answers: events with sampled answers and their rewards, in runs of GRPO.
         events: all other events of the history.
         config: flat configuration in run_config.json.
         results: metrics in all_results.json.
@@ -70,6 +72,7 @@ class Run:
     steps: list[dict[str, Any]] = field(default_factory=list)
     skipped: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    sampled_answers: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
@@ -190,6 +193,8 @@ def read_run(folder: Path, before: Path | None = None) -> Run:
 def _add(run: Run, entry: dict[str, Any]) -> None:
     if entry.get("event") == "evaluation":
         run.evaluations.append(entry)
+    elif entry.get("event") == "sampled_answers":
+        run.sampled_answers.append(entry)
     elif "event" in entry:
         run.events.append(entry)
     else:

@@ -42,6 +42,7 @@ def render_run(run: Run) -> str:
         keys=_changed_keys(run),
         environment=list(run.start.get("environment", {}).items()),
         commands=commands(run),
+        sampled=[_sampled_table(event) for event in run.sampled_answers],
         bad_steps=run.bad_steps[:_MAX_BAD_STEPS],
         num_more_bad=max(0, len(run.bad_steps) - _MAX_BAD_STEPS),
         max_rows=_MAX_ROWS,
@@ -140,6 +141,25 @@ def _evaluation_table(run: Run) -> tuple[list[str], list[tuple[str, list[str], b
         )
         for step, entry in shown
     ]
+
+
+def _sampled_table(event: dict[str, Any]) -> tuple[int, list[str], list[tuple[str, str, list[str]]]]:
+    """Return the step of sampled answers, the names of their rewards, and prompt, answer and rewards of each."""
+    answers = event["answers"]
+    names = list({name: None for answer in answers for name in answer["scores"]})
+    rows = [
+        (
+            answer["prompt"],
+            answer["answer"],
+            [_reward(value) for value in (answer["reward"], *map(answer["scores"].get, names))],
+        )
+        for answer in answers
+    ]
+    return event["step"], ["reward", *names], rows
+
+
+def _reward(value: float | None) -> str:
+    return "none" if value is None else format_value(value)
 
 
 def _is_metric(name: str, value: Any) -> bool:

@@ -84,6 +84,20 @@ def test_run_grpo_raises_the_reward_and_writes_rollouts(run):
     assert [len(rollout.completion_ids) for rollout in read_rollouts(files[0])] == [4] * 4
 
 
+def test_run_grpo_writes_sampled_answers_with_their_rewards_to_history_and_report(run, run_folders):
+    out = run(num_train_epochs=10)
+    lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    events = [line for line in lines if line.get("event") == "sampled_answers"]
+    assert [event["step"] for event in events] == [1, *range(2, 21, 2)]
+    stored = read_rollouts(out / "rollouts" / "epoch-0-batch-000000.jsonl")
+    prompts = [row["src"] for row in 2 * PROMPTS]
+    expected = [(prompts[each.row_index], each.rewards[place]) for place in (0, 1, 2) for each in stored][:10]
+    assert [(answer["prompt"], answer["reward"]) for answer in events[0]["answers"]] == expected
+    assert set(events[0]["answers"][0]["scores"]) == {"even", "short"}
+    assert events[0]["answers"] != events[-1]["answers"]
+    assert "Sampled answers" in (out / "report.html").read_text()
+
+
 @pytest.mark.parametrize("adapter", [{}, {"lora": "true", "lora_rank": 2}])
 def test_run_grpo_on_stored_rollouts_repeats_the_steps_of_the_run_that_wrote_them(run, run_folders, adapter):
     options = {"beta": 0.1, "max_steps": 1, "learning_rate": 1e-2, **adapter}

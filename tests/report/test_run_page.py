@@ -27,6 +27,25 @@ def test_render_run_shows_verdict_findings_answers_keys_rows_and_commands(run_fo
         assert words in page.text, words
 
 
+def test_render_run_shows_sampled_answers_escaped_and_collapsed(tmp_path):
+    answers = [
+        {"prompt": ATTACK, "answer": f"41 {ATTACK}", "reward": 0.25, "scores": {"correct": 0.0, ATTACK: 0.5}},
+        {"prompt": "6 * 7?", "answer": "42", "reward": None, "scores": {"correct": None}},
+    ]
+    event = {"event": "sampled_answers", "step": 30, "time": 1030.5, "answers": answers}
+    lines = history()
+    run = read_run(write_run(tmp_path / "grpo", [*lines[:-1], event, lines[-1]]))
+    text = render_run(run)
+    page = Page(text)
+    assert "script" not in page.tags and ATTACK not in text and f"41 {ATTACK}" in page.text
+    section = text[text.index("<h2>Sampled answers</h2>") :]
+    assert section.split("\n")[1].startswith("<details><summary><b>step 30</b>")
+    cells = [line for line in section.split("\n") if line.startswith("<tr><td>")][:2]
+    assert cells[0].endswith("<td>0.25</td><td>0</td><td>0.5</td></tr>")
+    assert cells[1] == "<tr><td>6 * 7?</td><td>42</td><td>none</td><td>none</td><td>none</td></tr>"
+    assert run.end is not None, "the run has ended"
+
+
 def test_render_run_before_the_first_step_says_that_the_run_goes_on(tmp_path):
     run = read_run(write_run(tmp_path / "lora", history()[:1]))
     run.is_active = True

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.data.rollouts.prompt_dataset import PromptDataset
 from paddlenlp_ext.report.run_folder import HISTORY_FILE, first_answers, read_lines
 from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.callbacks.metrics_files import peak_memory_bytes
 from paddlenlp_ext.trainer.callbacks.run_facts import describe_run_start, peak_device_bytes
+from paddlenlp_ext.trainer.callbacks.sampled_answers import are_due, newest_answers
 from paddlenlp_ext.trainer.stopping.signals import TrainingStopped, describe_stop
 from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
 from paddlenlp_ext.utils.files import write_json, write_text
@@ -59,6 +61,9 @@ class HistoryFile(Callback):
             **peak_device_bytes(),
         }
         self._append(state, line)
+        if isinstance(self._rows, PromptDataset) and are_due(state.step, state.total_steps):
+            answers = newest_answers(self.path.parent, self._rows)
+            self._append(state, {"event": "sampled_answers", "answers": answers})
 
     def on_skip(self, state: TrainerState) -> None:
         if state.step in state.overflow_steps:
