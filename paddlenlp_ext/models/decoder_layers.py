@@ -91,6 +91,11 @@ class DecoderLayer(nn.Layer):
         """Token mixers of the layer, or the adapters around them."""
         return [] if self.mixer_name is None else [self.mixer]
 
+    @property
+    def mixer_scales(self) -> list[tuple[float, float]]:
+        """Factors of the input and of the output of each token mixer, without the residual multiplier."""
+        return [(1.0, 1.0)] * len(self.mixers)
+
     def norms_by_role(self) -> dict[str, Any]:
         """Return the norms, or the adapters that replaced them, by role."""
         return {role: getattr(self, name) for role, name in self.norm_names.items()}
@@ -209,6 +214,10 @@ class TwoMixerLayer(PreNormLayer):
         return [self.mixer, getattr(self, self.side_name)]
 
     @property
+    def mixer_scales(self) -> list[tuple[float, float]]:
+        return [self.side.attention_scales, self.side.scales]
+
+    @property
     def scales_inputs(self) -> bool:
         """True if the mixers read scaled copies of the output of the norm."""
         return (self.side.scales[0], self.side.attention_scales[0]) != (1.0, 1.0)
@@ -216,9 +225,9 @@ class TwoMixerLayer(PreNormLayer):
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         before_attention, before_mlp = self.norms_by_role().values()
         normed_BSD, mixed = before_attention(x_BSD), []
-        for mixer, scales in zip(self.mixers, (self.side.attention_scales, self.side.scales), strict=True):
-            input_BSD = normed_BSD if scales[0] == 1.0 else normed_BSD * scales[0]
-            mixed.append(self._mix(mixer, input_BSD, inputs) * scales[1])
+        for mixer, (input_scale, output_scale) in zip(self.mixers, self.mixer_scales, strict=True):
+            input_BSD = normed_BSD if input_scale == 1.0 else normed_BSD * input_scale
+            mixed.append(self._mix(mixer, input_BSD, inputs) * output_scale)
         total_BSD, normed_BSD = before_mlp.forward_add(x_BSD, mixed[0] + mixed[1])
         return total_BSD + self._feed_forward(normed_BSD, inputs)
 

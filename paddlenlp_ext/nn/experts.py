@@ -191,6 +191,11 @@ class MixtureOfExperts(nn.Layer):
         """Router of the layer, or the adapter around the router."""
         return getattr(self, self.shape.router_name)
 
+    @property
+    def shared_layer(self) -> Any:
+        """Shared expert, or the adapter around it; None without a shared expert in this layer."""
+        return None if self.shared_name is None else getattr(self, self.shared_name)
+
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., D] to [..., D]."""
         x_TD = x.reshape([-1, x.shape[-1]])
@@ -199,8 +204,8 @@ class MixtureOfExperts(nn.Layer):
             y_TD = self.experts(x_TD, *routed)
         else:
             y_TD = self.fc2_latent_proj(self.experts(self.fc1_latent_proj(x_TD), *routed))
-        if self.shared_name is not None:
-            shared_TD = getattr(self, self.shared_name)(x_TD)
+        if self.shared_layer is not None:
+            shared_TD = self.shared_layer(x_TD)
             if self.shared_expert_gate is not None:
                 shared_TD = paddle.nn.functional.sigmoid(self.shared_expert_gate(x_TD)) * shared_TD
             y_TD = y_TD + shared_TD

@@ -152,8 +152,12 @@ class LoadBalance:
         return _Observe.apply(logits_TE, self, current)
 
     def attach_loss(self, hidden_BSD: paddle.Tensor) -> paddle.Tensor:
-        """Set `loss`; return the hidden states of the last layer with the loss attached to their autograd graph."""
-        if not self.coefficient or is_symbolic(hidden_BSD):
+        """Set `loss`; return the hidden states of the last layer with the loss attached to their autograd graph.
+
+        A decoding step in C++ does not record the logits of its routers, and has no loss.
+        """
+        is_recorded = bool(self.current.choices) or self.current.earlier_sums is not None
+        if not self.coefficient or not is_recorded or is_symbolic(hidden_BSD):
             return hidden_BSD
         hidden_BSD, self.loss = _AttachLoss.apply(hidden_BSD, self, self.current)
         return hidden_BSD

@@ -94,6 +94,11 @@ class Mamba2Shape(MixerShape):
         return self.inner_size + 2 * self.group_size
 
     @property
+    def section_sizes(self) -> list[int]:
+        """Number of outputs of the input projection for each of z, x, B, C and dt."""
+        return [self.inner_size, self.inner_size, self.group_size, self.group_size, self.num_heads]
+
+    @property
     def num_weights(self) -> int:
         return self.hidden_size * (2 * self.inner_size + self.num_channels + self.num_heads)
 
@@ -194,8 +199,7 @@ class Mamba2(RecurrentMixer):
         shape = self.shape
         if shape.section_scales is None:
             return paddle.split(projected, [shape.inner_size, shape.num_channels, shape.num_heads], axis=-1)
-        sizes = [shape.inner_size, shape.inner_size, shape.group_size, shape.group_size, shape.num_heads]
-        parts = zip(paddle.split(projected, sizes, axis=-1), shape.section_scales, strict=True)
+        parts = zip(paddle.split(projected, shape.section_sizes, axis=-1), shape.section_scales, strict=True)
         z_BSF, *xbc, dt_BSN = (part * scale for part, scale in parts)
         return z_BSF, paddle.concat(xbc, axis=-1), dt_BSN
 

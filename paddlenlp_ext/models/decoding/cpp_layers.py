@@ -17,8 +17,16 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.models.decoding.cpp_delta_net import CppDeltaNet
+from paddlenlp_ext.models.decoding.cpp_experts import CppExperts
+from paddlenlp_ext.models.decoding.cpp_matrices import single_matrix
+from paddlenlp_ext.models.decoding.cpp_stateful_mixers import (
+    CppStatefulMixer,
+    cpp_delta_net,
+    cpp_mamba,
+    cpp_short_convolution,
+)
 from paddlenlp_ext.models.decoding.eligibility import (
+    feed_forwards,
     fits_cpp,
     is_plain,
     layers_reason,
@@ -27,16 +35,17 @@ from paddlenlp_ext.models.decoding.eligibility import (
     prepared,
 )
 from paddlenlp_ext.nn.attention import Attention, AttentionInputs
+from paddlenlp_ext.nn.feed_forward import FeedForward, ScaledFeedForward
 from paddlenlp_ext.nn.gated_attention import QueryGatedAttention
 from paddlenlp_ext.nn.gated_delta_net import GatedDeltaNet
+from paddlenlp_ext.nn.mamba2 import Mamba2
 from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.nn.short_convolution import ShortConvolution
 from paddlenlp_ext.ops.attention.decode_attention import ReservedPositions
 from paddlenlp_ext.ops.attention.key_value_cache import ReservingCache
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.api_header import struct
-from paddlenlp_ext.ops.gates import geglu
-from paddlenlp_ext.ops.quantized_weight.cpp import packed_struct
-from paddlenlp_ext.ops.tensor_utils import contiguous
+from paddlenlp_ext.ops.gates import geglu, swiglu
 from paddlenlp_ext.ops.training_blocks import AdaptedLinear
 
 _UNLIMITED = 1 << 40  # more than the number of positions in any cache
@@ -59,7 +68,7 @@ def run_cpp_layers(
 class CppLayers:
     """Decoding step of consecutive layers, with the structs that the C++ functions read.
 
-    The structs contain the addresses of the weights, of the key-value cache and of the states of gated delta nets, and
+    The structs contain the addresses of the weights, of the key-value cache and of the states of other mixers, and
     the slots of the new positions.
 
     Attributes:
@@ -72,8 +81,8 @@ class CppLayers:
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
-        with_attention = [layer for layer in layers if isinstance(layer.mixer, Attention)]
-        self._attentions: list[Attention] = [layer.mixer for layer in with_attention]
+        mixers = [mixer for layer in layers for mixer in layer.mixers]
+        self._attentions: list[Attention] = [mixer for mixer in mixers if isinstance(mixer, Attention)]
         self.attention_indices = [attention.layer_index for attention in self._attentions]
         self._kept: list[Any] = [*layers]  # keeps alive the memory that the structs point to
         # Weak references to the key tensors that the structs point to. A strong reference would keep the old tensors
@@ -82,25 +91,39 @@ class CppLayers:
         self._first_row, self._rank = 0, 0
         self._layers = (struct("DecodeLayer") * len(layers))()
         self._attention_layers: list[Any] = []  # structs of the layers with attention
-        self._delta_nets: list[CppDeltaNet] = []
+        self._stateful: list[CppStatefulMixer] = []
         for layer, to in zip(layers, self._layers, strict=True):
             self._fill(layer, to)
+        self.sizes = self._sizes(layers)
+        self._set_capacity(max_length())
+        self.arguments = ctypes.byref(self._layers), len(layers), ctypes.byref(self.sizes)
+
+    def _sizes(self, layers: Sequence[Any]) -> Any:
+        """Return the struct of the sizes, without positions."""
         first = self._attentions[0]
-        self.sizes = struct("DecodeSizes")(
+        dense = [block for block, _ in map(feed_forwards, layers) if block is not None]
+        mixtures = [mixture for _, mixture in map(feed_forwards, layers) if mixture is not None]
+        shapes = [mixture.shape for mixture in mixtures]
+        gates = {each.gate for each in (*dense, *(mixture.experts for mixture in mixtures)) if hasattr(each, "gate")}
+        assert not {swiglu, geglu} <= gates, "all gates of a model must have the same activation"
+        mixers = [mixer for layer in layers for mixer in layer.mixers]
+        return struct("DecodeSizes")(
             hidden=layers[0].hidden_size,
-            inner=layers[0].mlp.down_proj.in_features,
-            mixer_inputs=max(sum(linear.out_features for linear in _mixer_inputs(layer.mixer)) for layer in layers),
-            mixer_width=max(layer.mixer.output_layer.in_features for layer in layers),
+            inner=max((block.down_proj.in_features for block in dense), default=0),
+            mixer_inputs=max(sum(each.out_features for m in layer.mixers for each in _inputs(m)) for layer in layers),
+            mixer_width=max(sum(mixer.output_layer.in_features for mixer in layer.mixers) for layer in layers),
+            mamba_heads=max((mixer.shape.num_heads for mixer in mixers if isinstance(mixer, Mamba2)), default=0),
+            experts=max((shape.num_experts for shape in shapes), default=0),
+            top_k=max((shape.router.top_k for shape in shapes), default=0),
+            expert_inner=max((shape.intermediate_size for shape in shapes), default=0),
             heads=first.o_proj.in_features // first.head_dim,
             kv_heads=first.k_proj.out_features // first.head_dim,
             head_dim=first.head_dim,
             rank=self._rank,
             epsilon=layers[0].norms()[0].epsilon,
             residual_multiplier=layers[0].residual_multiplier,
-            is_gelu=layers[0].mlp.gate is geglu,
+            is_gelu=geglu in gates,
         )
-        self._set_capacity(max_length())
-        self.arguments = ctypes.byref(self._layers), len(layers), ctypes.byref(self.sizes)
 
     def __call__(self, x_BSD: paddle.Tensor, rotations: Sequence[Any], cache: ReservingCache) -> paddle.Tensor:
         """Run the layers over new positions, and append their keys and values to the cache.
@@ -137,14 +160,14 @@ class CppLayers:
         stored = [keys() for keys in self._stored]
         if reserved.first_row != self._first_row or any(map(is_not, [keys for keys, _ in reserved.stored], stored)):
             self._set_stored(reserved)
-        for net in self._delta_nets:
-            net.read_state(cache)
+        for mixer in self._stateful:
+            mixer.read_state(cache)
         return reserved
 
     def keep_states(self, cache: ReservingCache) -> None:
         """Store the states after the new positions in the cache."""
-        for net in self._delta_nets:
-            net.keep_state(cache)
+        for mixer in self._stateful:
+            mixer.keep_state(cache)
 
     def _set_capacity(self, num_rows: int) -> None:
         """Allocate the slots of the new positions for up to `num_rows` rows."""
@@ -161,39 +184,16 @@ class CppLayers:
             if attention.rotates:
                 to.cos, to.sin, to.rotated = table
 
-    def matrix(self, linear: AdaptedLinear) -> int:
-        """Create the struct of a linear layer, whose weight and bias must outlive this object; return its address."""
-        weight, bias = linear.weight, linear.bias
-        (out_features, in_features), dense, quantized = weight.shape, None, None
-        is_bf16 = weight.dtype == paddle.bfloat16
-        few_rows = library.small_batch_rows(is_bf16)
-        if isinstance(weight, paddle.Tensor):
-            dense = library.pointer(weight)
-        else:
-            packed = packed_struct(weight)
-            self._kept.append(packed)
-            quantized = ctypes.addressof(packed)
-        bias_address = None if bias is None else library.pointer(bias)
-        factors = self._factors(linear)
-        rank = factors[0].shape[0] if factors else 0
-        self._rank = max(self._rank, rank)
-        update = [library.pointer(each) for each in factors] or [None, None]
-        sizes = (in_features, out_features, rank, few_rows)
-        matrix = struct("DecodeMatrix")(dense, quantized, bias_address, *update, *sizes, is_bf16)
-        self._kept += [factors, matrix]
-        return ctypes.addressof(matrix)
+    def matrix(self, linear: AdaptedLinear, scales: paddle.Tensor | None = None) -> int:
+        """Create the struct of a linear layer and return its address; `single_matrix` describes the arguments."""
+        matrix = single_matrix(linear, scales)
+        self._rank = max(self._rank, matrix.rank)
+        self._kept.append(matrix)
+        return matrix.address
 
-    @staticmethod
-    def _factors(linear: AdaptedLinear) -> list[paddle.Tensor]:
-        """Return A [r, in] and s B^T [r, out] of an update, in float32; [] without an update."""
-        if linear.a is None or linear.b is None:
-            return []
-        a, b = linear.a.astype("float32"), linear.b.astype("float32")
-        return [contiguous(a), contiguous(b.T * linear.scaling)]
-
-    def norm(self, norm: RMSNorm) -> int:
-        """Return the address of a norm's scale, which is weight + offset."""
-        scale = norm.weight if norm.offset == 0.0 else norm.weight + norm.offset
+    def norm(self, norm: RMSNorm, factor: float = 1.0) -> int:
+        """Return the address of a norm's scale, which is (weight + offset) * factor."""
+        scale = _scale(norm, factor)
         self._kept.append(scale)
         return library.pointer(scale)
 
@@ -207,27 +207,61 @@ class CppLayers:
 
     def _fill(self, layer: Any, to: Any) -> None:
         """Write the weights and options of `layer` into the struct `to`."""
-        mixer, mlp = layer.mixer, layer.mlp
         for role, norm in layer.norms_by_role().items():
             setattr(to, role, self.norm(norm))
-        to.o = self._linear(mixer.output_layer)
-        to.gate, to.up, to.down = map(self._linear, (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-        if isinstance(mixer, GatedDeltaNet):
-            self._delta_nets.append(CppDeltaNet(mixer, self._linear))
-            to.delta_net = self._delta_nets[-1].address
-        else:
-            self._attention_layers.append(to)
-            self._fill_attention(mixer, to)
+        for mixer, (input_factor, output_factor) in zip(layer.mixers, layer.mixer_scales, strict=True):
+            norm = layer.norms_by_role().get("attention_norm")
+            if isinstance(mixer, Mamba2):
+                scale_D = None if norm is None else _scale(norm, input_factor)
+                self._stateful.append(cpp_mamba(mixer, self.linear, scale_D, output_factor))
+                to.mamba = self._stateful[-1].address
+                continue
+            if norm is not None:
+                to.attention_norm = self.norm(norm, input_factor)
+            to.o = self.linear(mixer.output_layer, (layer.hidden_size, output_factor))
+            if isinstance(mixer, GatedDeltaNet):
+                self._stateful.append(cpp_delta_net(mixer, self.linear))
+                to.delta_net = self._stateful[-1].address
+            elif isinstance(mixer, ShortConvolution):
+                self._stateful.append(cpp_short_convolution(mixer, self.linear))
+                to.convolution = self._stateful[-1].address
+            else:
+                self._attention_layers.append(to)
+                self._fill_attention(mixer, to)
+        dense, mixture = feed_forwards(layer)
+        if dense is not None:
+            self._fill_feed_forward(dense, to)
+        if mixture is not None:
+            experts = CppExperts(mixture, self.linear)
+            self._kept.append(experts)
+            to.experts = experts.address
 
-    def _linear(self, linear: Any) -> int:
-        """Create the struct of a linear layer and return its address."""
+    def _fill_feed_forward(self, mlp: Any, to: Any) -> None:
+        """Write the weights of a feed-forward block into the struct `to`."""
+        gate_factor, down_factor = mlp.scales if isinstance(mlp, ScaledFeedForward) else (1.0, 1.0)
+        if isinstance(mlp, FeedForward):
+            to.gate = self.linear(mlp.gate_proj, (mlp.gate_proj.out_features, gate_factor))
+        to.up = self.linear(mlp.up_proj)
+        to.down = self.linear(mlp.down_proj, (mlp.down_proj.out_features, down_factor))
+
+    def linear(self, linear: Any, *factors: tuple[int, float]) -> int:
+        """Create the struct of a linear layer and return its address.
+
+        Args:
+            linear: dense or quantized linear layer.
+            factors: number and factor of consecutive outputs, for all outputs; without factors, 1 for all outputs.
+        """
+        factors_F = None
+        if any(factor != 1.0 for _, factor in factors):
+            factors_F = paddle.concat([paddle.full([size], factor, "float32") for size, factor in factors])
+            self._kept.append(factors_F)
         operands = linear_operands(linear)
         assert operands is not None, "the layer must be eligible"
-        return self.matrix(operands)
+        return self.matrix(operands, factors_F)
 
     def _fill_attention(self, attention: Attention, to: Any) -> None:
         """Write the weights and options of an attention layer into the struct `to`."""
-        to.q, to.k, to.v = map(self._linear, _mixer_inputs(attention))
+        to.q, to.k, to.v = map(self.linear, _inputs(attention))
         to.has_gates = isinstance(attention, QueryGatedAttention)
         if attention.qk_norm is not None:
             to.q_norm, to.k_norm = (self.norm(getattr(attention, name)) for name in attention.qk_norm.names)
@@ -239,6 +273,12 @@ class CppLayers:
         to.window = _UNLIMITED if attention.window is None else attention.window
 
 
-def _mixer_inputs(mixer: Any) -> list[Any]:
+def _inputs(mixer: Any) -> list[Any]:
     """Return the linear layers of a mixer that read the output of the preceding norm."""
     return [getattr(mixer, name) for name in mixer.input_names]
+
+
+def _scale(norm: RMSNorm, factor: float) -> paddle.Tensor:
+    """Return the scale of a norm, (weight + offset) * factor."""
+    scale = norm.weight if norm.offset == 0.0 else norm.weight + norm.offset
+    return scale if factor == 1.0 else scale * factor

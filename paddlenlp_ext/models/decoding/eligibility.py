@@ -18,15 +18,27 @@ from typing import Any, TypeGuard, TypeVar
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.models.decoder_layers import PostNormLayer, PreNormLayer, SandwichLayer
+from paddlenlp_ext.models.decoder_layers import (
+    ExpertPreNormLayer,
+    PostNormLayer,
+    PreNormLayer,
+    SandwichLayer,
+    SingleBlockLayer,
+    TwoMixerLayer,
+)
 from paddlenlp_ext.nn.attention import Attention, AttentionInputs, AttentionLayer
 from paddlenlp_ext.nn.embedding import Embedding
-from paddlenlp_ext.nn.feed_forward import FeedForward
+from paddlenlp_ext.nn.experts import Experts, MixtureOfExperts
+from paddlenlp_ext.nn.feed_forward import FeedForward, ScaledFeedForward
 from paddlenlp_ext.nn.gated_attention import QueryGatedAttention
 from paddlenlp_ext.nn.gated_delta_net import GatedDeltaNet
+from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.mamba2 import GroupedRMSNorm, Mamba2
 from paddlenlp_ext.nn.rms_norm import RMSNorm
-from paddlenlp_ext.nn.short_convolution import DepthwiseKernel
+from paddlenlp_ext.nn.routers import Router
+from paddlenlp_ext.nn.short_convolution import DepthwiseKernel, ShortConvolution
+from paddlenlp_ext.nn.ungated_feed_forward import SquaredReLU, UngatedFeedForward, squared_relu
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, ReservingCache
 from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.ops.dispatch import on_cpu
@@ -37,6 +49,7 @@ from paddlenlp_ext.ops.norm_linear.reference import norm_linear_reference
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.training_blocks import AdaptedLinear
 from paddlenlp_ext.paddle_compat import has_forward_hooks
+from paddlenlp_ext.quantization.quantized_grouped_linear import QuantizedGroupedLinear
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -47,6 +60,10 @@ _NORM_READERS: dict[type[nn.Layer], tuple[str, ...]] = {
     FeedForward: ("gate_proj", "up_proj"),
 }
 """Names of the linear layers that read the output of the preceding norm, by type of block."""
+_LAYERS = PreNormLayer, ExpertPreNormLayer, SandwichLayer, PostNormLayer, SingleBlockLayer, TwoMixerLayer
+"""Types of layers that the C++ step supports."""
+_UNCHECKED = DepthwiseKernel, SquaredReLU
+"""Types of sublayers that are neither norms nor linear layers."""
 
 
 def prepared(
@@ -137,26 +154,79 @@ def layers_reason(layers: Iterable[Any]) -> str | None:
     """Return the reason why one of the decoder layers cannot run in C++, or None if all layers can."""
     layers = list(layers)
     reason = next(filter(None, map(_layer_reason, layers)), None)
-    if reason is None and not any(isinstance(layer.mixer, AttentionLayer) for layer in layers):
+    if reason is None and not any(isinstance(mixer, AttentionLayer) for layer in layers for mixer in layer.mixers):
         reason = "no layer has attention"
     return reason or library.products_unavailable_reason()
 
 
 def _layer_reason(layer: Any) -> str | None:
-    if type(layer) not in (PreNormLayer, SandwichLayer, PostNormLayer):
+    if type(layer) not in _LAYERS:
         return f"the C++ step does not support {type(layer).__name__}"
-    mixer, mlp = layer.mixer, layer.mlp
-    reason = _delta_net_reason(mixer) if type(mixer) is GatedDeltaNet else _attention_reason(mixer)
+    dense, mixture = feed_forwards(layer)
+    reason = next(filter(None, map(_mixer_reason, layer.mixers)), None)
+    reason = reason or _feed_forward_reason(dense) or _experts_reason(mixture)
     if reason is not None:
         return reason
-    if layer.residual_multiplier != 1.0 and type(layer) is not PreNormLayer:
-        return "the C++ step does not support a residual multiplier before a norm"
-    if type(mlp) is not FeedForward or mlp.gate not in (swiglu, geglu):
-        return f"the C++ step does not support {type(mlp).__name__}"
-    parts = (each for each in mixer.children() if not isinstance(each, DepthwiseKernel))
-    sublayers = (*parts, *mlp.children(), *layer.norms_by_role().values())
-    reasons = (_norm_reason(each) if type(each) is RMSNorm else _linear_reason(each) for each in sublayers)
+    scaled = PreNormLayer, ExpertPreNormLayer, SingleBlockLayer
+    if layer.residual_multiplier != 1.0 and type(layer) not in scaled:
+        return f"the C++ step does not support a residual multiplier in {type(layer).__name__}"
+    blocks = [*layer.mixers, *([] if dense is None else [dense])]
+    parts = [each for block in blocks for each in block.children() if not isinstance(each, _UNCHECKED)]
+    gate = [] if mixture is None or mixture.shared_expert_gate is None else [mixture.shared_expert_gate]
+    sublayers: list[Any] = [*parts, *gate, *layer.norms_by_role().values()]
+    norms = (RMSNorm, GroupedRMSNorm)
+    reasons = (_norm_reason(each) if type(each) in norms else _linear_reason(each) for each in sublayers)
     return _hook_reason(layer.sublayers(include_self=True)) or next(filter(None, reasons), None)
+
+
+def _mixer_reason(mixer: Any) -> str | None:
+    if type(mixer) in (GatedDeltaNet, Mamba2):
+        return _recurrent_reason(mixer)
+    if type(mixer) is ShortConvolution:
+        is_float32 = all(each is None or each.dtype == paddle.float32 for each in (mixer.conv.weight, mixer.conv.bias))
+        return "a convolution is sharded or not float32" if mixer.conv.channels is not None or not is_float32 else None
+    return _attention_reason(mixer)
+
+
+def _feed_forward_reason(mlp: Any) -> str | None:
+    """Return the reason why a feed-forward block cannot run in C++; None if it can, or without a block."""
+    gated = type(mlp) in (FeedForward, ScaledFeedForward) and mlp.gate in (swiglu, geglu)
+    ungated = type(mlp) is UngatedFeedForward and type(mlp.act_fn) is SquaredReLU
+    return None if mlp is None or gated or ungated else f"the C++ step does not support {type(mlp).__name__}"
+
+
+def feed_forwards(layer: Any) -> tuple[Any, MixtureOfExperts | None]:
+    """Return the feed-forward block or shared expert, and the expert layer; None for what the layer does not have."""
+    mixture = layer.mixture
+    return (layer.mlp if layer.mlp is not mixture else None if mixture is None else mixture.shared_layer), mixture
+
+
+def _experts_reason(mixture: MixtureOfExperts | None) -> str | None:
+    """Return the reason why an expert layer cannot run in C++; None if it can, or without an expert layer."""
+    if mixture is None:
+        return None
+    if type(mixture) is not MixtureOfExperts:
+        return f"the C++ step does not support {type(mixture).__name__}"
+    shape, experts, router = mixture.shape, mixture.experts, mixture.router_layer
+    if type(experts) is not Experts or type(router) is not Router:
+        return f"the C++ step does not support {type(experts).__name__} with {type(router).__name__}"
+    if experts.num_local != shape.num_experts:
+        return "experts are distributed over processes"
+    if shape.latent_size or shape.bias or experts.gate not in (swiglu, geglu, squared_relu):
+        return "the C++ step does not support latents, biases or clamped gates of experts"
+    if shape.router.num_groups > 1:
+        return "the C++ step does not support groups of experts"
+    if any(each is not None and each.dtype != paddle.float32 for each in (router.weight, router.bias)):
+        return f"a router is in {router.weight.dtype}"
+    return _grouped_reason(experts.input_layer) or _grouped_reason(experts.down_proj)
+
+
+def _grouped_reason(layer: Any) -> str | None:
+    if type(layer) is QuantizedGroupedLinear:
+        return None if layer.stored.matrices.is_plain else "a weight has zero points or reordered columns"
+    if type(layer) is not GroupedLinear:
+        return f"the C++ step does not support {type(layer).__name__}"
+    return _dense_reason(layer.weight)
 
 
 def _attention_reason(attention: Any) -> str | None:
@@ -169,11 +239,12 @@ def _attention_reason(attention: Any) -> str | None:
     return None
 
 
-def _delta_net_reason(net: GatedDeltaNet) -> str | None:
-    if net.conv1d.channels is not None:
-        return "a gated delta net is sharded"
-    weights = net.conv1d.weight, net.A_log, net.dt_bias
-    return None if all(each.dtype == paddle.float32 for each in weights) else "a convolution or decay is not float32"
+def _recurrent_reason(mixer: GatedDeltaNet | Mamba2) -> str | None:
+    if mixer.conv1d.channels is not None:
+        return f"the heads of a {mixer.shape.kind} mixer are sharded"
+    weights = mixer.conv1d.weight, mixer.conv1d.bias, mixer.A_log, mixer.dt_bias, getattr(mixer, "D", None)
+    is_float32 = all(each is None or each.dtype == paddle.float32 for each in weights)
+    return None if is_float32 else "a convolution or decay is not float32"
 
 
 def _hook_reason(layers: Sequence[nn.Layer]) -> str | None:
@@ -203,6 +274,10 @@ def _linear_reason(layer: Any) -> str | None:
         return f"a bias is in {bias.dtype}"
     if isinstance(weight, QuantizedWeight):
         return None if weight.is_plain else "a weight has zero points or reordered columns"
+    return _dense_reason(weight)
+
+
+def _dense_reason(weight: paddle.Tensor) -> str | None:
     if weight.dtype == paddle.bfloat16:
         return bf16.unavailable_reason()
     return None if weight.dtype == paddle.float32 else f"a weight is in {weight.dtype}"

@@ -6,14 +6,15 @@
 #include <cmath>
 
 #include "arrays.h"
+#include "decode_convolution.h"
 #include "gates.h"
 #include "recurrence_step.h"
 #include "rms_norm.h"
+#include "softplus.h"
 
 namespace plx {
 namespace delta_net {
 
-inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 // Outputs of the projections for the new positions of a row, and the output of the layer [length, value size].
@@ -40,46 +41,26 @@ class KeyHead {
         for (i64 i = inputs.padding; i < inputs.length; ++i)
             step(inputs, i, i == inputs.padding ? net_.states : net_.states_after);
         if (inputs.padding == inputs.length) copy_states();
-        for (const Part& part : {q_part(), k_part(), v_part(0, group_)}) slide_window(inputs, part);
+        const RowConvolution convolution = row_convolution(inputs);
+        for (const ChannelRange& part : {q_part(), k_part(), v_part(0, group_)}) convolution.slide_window(part);
     }
 
   private:
-    // Channels of the convolution.
-    struct Part {
-        i64 first, width;
-    };
     i64 key_size() const { return net_.key_heads * net_.key_dim; }
     i64 value_size() const { return net_.heads * net_.value_dim; }
     i64 channels() const { return 2 * key_size() + value_size(); }
-    i64 window() const { return net_.num_taps - 1; }
     i64 state_size() const { return net_.key_dim * net_.value_dim; }
-    Part q_part() const { return {head_ * net_.key_dim, net_.key_dim}; }
-    Part k_part() const { return {key_size() + head_ * net_.key_dim, net_.key_dim}; }
-    Part v_part(i64 member, i64 count) const {
+    ChannelRange q_part() const { return {head_ * net_.key_dim, net_.key_dim}; }
+    ChannelRange k_part() const { return {key_size() + head_ * net_.key_dim, net_.key_dim}; }
+    ChannelRange v_part(i64 member, i64 count) const {
         return {2 * key_size() + (head_ * group_ + member) * net_.value_dim, count * net_.value_dim};
     }
 
-    // The input of the convolution at a new position, or at a position of the window.
-    const float* input(const RowInputs& inputs, i64 i) const {
-        const i64 local = i - inputs.padding;
-        return local < 0 ? net_.window + (row_ * window() + window() + local) * channels()
-                         : inputs.channels + i * channels();
-    }
-
-    void convolve(const RowInputs& inputs, i64 i, const Part& part, float* to) const {
-        for_each_vector(part.width, [&](i64 start, i64 count) {
-            f32x16 sum{};
-            for (i64 k = 0; k < net_.num_taps; ++k)
-                sum += load_part(net_.kernel + k * channels() + part.first + start, count) *
-                       load_part(input(inputs, i - window() + k) + part.first + start, count);
-            store_part(to + start, sum * plx::sigmoid(sum), count);
-        });
-    }
-
-    void slide_window(const RowInputs& inputs, const Part& part) const {
-        for (i64 i = 0; i < window(); ++i)
-            std::copy_n(input(inputs, inputs.length - window() + i) + part.first, part.width,
-                        net_.window_after + (row_ * window() + i) * channels() + part.first);
+    RowConvolution row_convolution(const RowInputs& inputs) const {
+        const i64 window = row_ * (net_.num_taps - 1) * channels();
+        return {net_.kernel,     nullptr,       net_.window + window, net_.window_after + window,
+                inputs.channels, net_.num_taps, channels(),           channels(),
+                inputs.length,   inputs.padding};
     }
 
     i64 state_at(i64 member) const { return (row_ * net_.heads + head_ * group_ + member) * state_size(); }
@@ -90,11 +71,12 @@ class KeyHead {
 
     // Computes position `i` after the states `before`.
     void step(const RowInputs& inputs, i64 i, const float* before) const {
-        load_key(inputs, i, q_part(), 1.0f / std::sqrt(float(net_.key_dim)), q_);
-        load_key(inputs, i, k_part(), 1.0f, k_);
+        const RowConvolution convolution = row_convolution(inputs);
+        load_key(convolution, i, q_part(), 1.0f / std::sqrt(float(net_.key_dim)), q_);
+        load_key(convolution, i, k_part(), 1.0f, k_);
         for (i64 member = 0; member < group_; ++member) {
             const i64 head = head_ * group_ + member, at = i * net_.heads + head;
-            convolve(inputs, i, v_part(member, 1), v_);
+            convolution.convolve(i, v_part(member, 1), v_);
             const float decay = std::exp(net_.rates[head] * softplus(inputs.a[at] + net_.dt_bias[head]));
             float* const out = inputs.out + at * net_.value_dim;
             const i64 state = state_at(member);
@@ -105,8 +87,8 @@ class KeyHead {
         }
     }
 
-    void load_key(const RowInputs& inputs, i64 i, const Part& part, float norm, float* to) const {
-        convolve(inputs, i, part, to);
+    void load_key(const RowConvolution& convolution, i64 i, const ChannelRange& part, float norm, float* to) const {
+        convolution.convolve(i, part, to);
         f32x16 squares{};
         for_each_vector(net_.key_dim, [&](i64 start, i64 count) {
             const f32x16 x = load_part(to + start, count);

@@ -1,46 +1,37 @@
 // Decoding step of several decoder layers, or of a model, in one parallel region: embedding, norms, projections,
-// rotation, attention over the cache or gated delta nets, feed-forward and lm_head. The results are the same as with
-// separate ops. For a small model, calling the separate ops takes longer than running them.
+// rotation, attention over the cache, gated delta nets or Mamba-2, feed-forward and lm_head. The results are the same
+// as with separate ops. For a small model, calling the separate ops takes longer than running them.
 //
 // Each thread computes some outputs of a matrix, or some key heads, from tensors that all threads have written before a
-// barrier. The outputs of many positions are computed with oneDNN, which stays on the calling thread in a parallel
-// region. Residuals and norms are small: each thread computes all of them in thread-local memory, which takes less
+// barrier. Residuals and norms are small: each thread computes all of them in thread-local memory, which takes less
 // time than another barrier.
 #include <array>
 #include <cmath>
-#include <initializer_list>
 #include <optional>
 
 #include "decode_attention.h"
 #include "decode_delta_net.h"
+#include "decode_mamba.h"
+#include "decode_products.h"
 #include "decode_tensors.h"
 #include "gates.h"
-#include "gemm.h"
-#include "low_rank.h"
-#include "quantized_weight.h"
 #include "rms_norm.h"
 #include "rope.h"
 #include "scratch.h"
-#include "small_batch_gemm.h"
 
 namespace plx {
 namespace {
 
-constexpr i64 DEQUANTIZED_VALUES = 1 << 16;  // weights that a thread dequantizes at a time, which fit into the L2 cache
-constexpr i64 OUTPUTS = 8;  // unit in which outputs are divided among threads; a multiple of a product's tile size
-
-// y = x W^T + bias, with the update of an adapter.
-struct Product {
-    const DecodeMatrix* matrix;
-    float* y;
-};
+// The first matrix that the feed-forward block multiplies by; null without a block.
+const DecodeMatrix* first_of_dense(const DecodeLayer& layer) { return layer.gate == nullptr ? layer.up : layer.gate; }
 
 // Work of one thread in a decoding step.
 class Worker {
   public:
     Worker(const DecodeSizes& sizes, const Shared& shared, i64 thread, i64 threads)
         : sizes_(sizes), positions_(sizes.batch * sizes.length), thread_(thread), threads_(threads), shared_(shared),
-          own_(in_scratch<Private>(SCRATCH_C, sizes, positions_)) {}
+          own_(in_scratch<Private>(SCRATCH_C, sizes, positions_)),
+          products_(thread, threads, own_.operand, own_.inner) {}
 
     float* x() const { return own_.x; }
     bool is_first() const { return thread_ == 0; }
@@ -77,156 +68,225 @@ class Worker {
         multiply(own_.normed, {{model.lm_head, logits}}, nullptr);
     }
 
+    // Multiplies by the linear layers of the mixers that read the hidden states.
     void project(const DecodeLayer& layer) {
-        const float* normed = norm(own_.x, layer.attention_norm, own_.normed);
+        const auto [first, second, third, fourth] = outputs(layer);
+        const DecodeMamba* const mamba = layer.mamba;
+        const DecodeMatrix* const out = layer.o == nullptr ? mamba->out : layer.o;
         if (layer.delta_net != nullptr) {
             const DecodeDeltaNet& net = *layer.delta_net;
-            const auto [channels, z, a, b] = outputs({net.qkv, net.z, net.a, net.b});
-            multiply(normed, {{net.qkv, channels}, {net.z, z}, {net.a, a}, {net.b, b}}, layer.o);
-        } else {
-            const auto [q, k, v, _] = outputs({layer.q, layer.k, layer.v});
-            multiply(normed, {{layer.q, q}, {layer.k, k}, {layer.v, v}}, layer.o);
+            const float* normed = norm(own_.x, layer.attention_norm, own_.normed);
+            multiply(normed, {{net.qkv, first}, {net.z, second}, {net.a, third}, {net.b, fourth}}, out);
         }
+        if (const DecodeShortConvolution* convolution = layer.convolution) {
+            const float* normed = norm(own_.x, layer.attention_norm, own_.normed);
+            multiply(normed, {{convolution->b, first}, {convolution->c, second}, {convolution->u, third}}, out);
+        }
+        if (layer.q != nullptr) {
+            const float* normed = norm(own_.x, layer.attention_norm, own_.normed);
+            multiply(normed, {{layer.q, first}, {layer.k, second}, {layer.v, third}}, mamba ? mamba->in : out);
+        }
+        if (mamba != nullptr) multiply(norm(own_.x, mamba->input_norm, own_.normed), {{mamba->in, fourth}}, out);
     }
 
-    // Mixes the positions of each row, by attention or a gated delta net.
+    // Mixes the positions of each row.
     void mix_heads(const DecodeLayer& layer) {
-        const i64 heads = layer.delta_net == nullptr ? sizes_.kv_heads : layer.delta_net->key_heads;
-        const i64 tasks = sizes_.batch * heads;
-        for (i64 task = tasks * thread_ / threads_; task < tasks * (thread_ + 1) / threads_; ++task)
-            if (layer.delta_net == nullptr)
-                attend_head(layer, task / heads, task % heads);
-            else
-                recur_head(*layer.delta_net, task / heads, task % heads);
+        if (layer.delta_net != nullptr)
+            for_each_head(layer.delta_net->key_heads, [&](i64 row, i64 head) { recur_head(layer, row, head); });
+        if (layer.q != nullptr)
+            for_each_head(sizes_.kv_heads, [&](i64 row, i64 head) { attend_head(layer, row, head); });
+        if (layer.convolution != nullptr) convolve(layer);
+        if (layer.mamba != nullptr) recur_mamba(layer);
     }
 
-    void project_out(const DecodeLayer& layer) {
-        multiply(shared_.attended, {{layer.o, shared_.projected}}, layer.gate);
-    }
-
-    // Adds the attention output to the hidden states; computes the gated activations of the feed-forward block in
-    // `gate`.
-    void project_up(const DecodeLayer& layer) {
-        add(shared_.projected, layer.attention_out_norm);
-        const float* normed = norm(own_.x, layer.mlp_norm, own_.normed);
-        multiply(normed, {{layer.gate, shared_.gate}, {layer.up, shared_.up}}, layer.down);
-        const auto [begin, end] = part(sizes_.inner);
-        for (i64 position = 0; position < positions_; ++position) {
-            float* const gate = shared_.gate + position * sizes_.inner + begin;
-            const float* const up = shared_.up + position * sizes_.inner + begin;
-            for_each_vector(end - begin, [&](i64 start, i64 count) {
-                const f32x16 x = load_part(gate + start, count), y = load_part(up + start, count);
-                store_part(gate + start, sizes_.is_gelu ? gate_product<Gelu>(x, y) : gate_product<Silu>(x, y), count);
-            });
+    // `following` is the matrix that is multiplied after the mixers, or null.
+    void project_out(const DecodeLayer& layer, const DecodeMatrix* following) {
+        const DecodeMamba* const mamba = layer.mamba;
+        if (layer.o != nullptr) multiply(shared_.mixed, {{layer.o, shared_.projected}}, mamba ? mamba->out : following);
+        if (mamba != nullptr) {
+            const float* normed =
+                mamba::norm_groups(*mamba, positions_, mamba_mixed(layer), shared_.squares, own_.mamba_normed);
+            multiply(normed, {{mamba->out, shared_.mamba_projected}}, following);
         }
+    }
+
+    void add_mixed(const DecodeLayer& layer) {
+        if (layer.o != nullptr) add(shared_.projected, layer.attention_out_norm);
+        if (layer.mamba != nullptr) add(shared_.mamba_projected, nullptr);
+    }
+
+    // Computes the activations of the feed-forward block in `up`, and the logits of the router.
+    void project_up(const DecodeLayer& layer) {
+        const float* normed = norm(own_.x, layer.mlp_norm, own_.normed);
+        if (const DecodeExperts* experts = layer.experts) {
+            multiply(normed, {{experts->router, shared_.logits}}, first_of_dense(layer));
+            if (experts->shared_gate != nullptr)
+                multiply(normed, {{experts->shared_gate, shared_gates(*experts)}}, first_of_dense(layer));
+        }
+        if (layer.up == nullptr) return;
+        project_up(normed, positions_, {layer.gate, layer.up}, {shared_.gate, shared_.up}, layer.down);
+    }
+
+    // Chooses the experts, and computes their weighted activations.
+    void project_up_experts(const DecodeLayer& layer) {
+        const DecodeExperts& experts = *layer.experts;
+        own_.expert_rows.choose(experts, shared_.logits, positions_);
+        const i64 inner = experts.ups->out;
+        const auto [begin, end] = part(inner);
+        for_each_expert(experts, [&](i64 expert, i64 first, i64 count, i64 next) {
+            const DecodeMatrix* const gate = experts.gates == nullptr ? nullptr : experts.gates + expert;
+            float* const up = shared_.expert_up + first * inner;
+            const DecodeMatrix* const following =
+                next == experts.experts ? layer.down : (experts.gates == nullptr ? experts.ups : experts.gates) + next;
+            project_up(rows_of_expert(layer, first, count), count, {gate, experts.ups + expert},
+                       {shared_.expert_gate + first * inner, up}, following);
+            for (i64 row = 0; row < count; ++row)
+                scale_values(own_.expert_rows.weight(first + row), up + row * inner + begin, end - begin);
+        });
     }
 
     // `following` is the matrix that is multiplied next, or null.
     void project_down(const DecodeLayer& layer, const DecodeMatrix* following) {
-        multiply(shared_.gate, {{layer.down, shared_.down}}, following);
+        if (layer.down != nullptr) multiply(shared_.up, {{layer.down, shared_.down}}, following);
+        if (layer.experts != nullptr) add_experts(layer);
     }
 
     void add_feed_forward(const DecodeLayer& layer) { add(shared_.down, layer.mlp_out_norm); }
 
   private:
-    // The outputs of up to four layers that read the attention norm.
-    std::array<float*, 4> outputs(std::initializer_list<const DecodeMatrix*> matrices) const {
+    // The outputs of the linear layers of the mixers: qkv, z, a and b of a gated delta net; b, c and u of a short
+    // convolution; otherwise q, k and v, and `in` of Mamba-2.
+    std::array<float*, 4> outputs(const DecodeLayer& layer) const {
+        std::array<const DecodeMatrix*, 4> matrices{layer.q, layer.k, layer.v,
+                                                    layer.mamba == nullptr ? nullptr : layer.mamba->in};
+        if (const DecodeDeltaNet* net = layer.delta_net) matrices = {net->qkv, net->z, net->a, net->b};
+        if (const DecodeShortConvolution* own = layer.convolution) matrices = {own->b, own->c, own->u, nullptr};
         std::array<float*, 4> found{};
         float* next = shared_.inputs;
-        i64 number = 0;
-        for (const DecodeMatrix* matrix : matrices) {
-            found[number++] = next;
-            next += positions_ * matrix->out;
+        for (size_t i = 0; i < matrices.size(); ++i) {
+            found[i] = next;
+            next += matrices[i] == nullptr ? 0 : positions_ * matrices[i]->out;
         }
         return found;
+    }
+
+    // Inputs of the norm or of `out` of a Mamba-2 mixer, which follow the output of attention.
+    float* mamba_mixed(const DecodeLayer& layer) const {
+        return shared_.mixed + (layer.o == nullptr ? 0 : positions_ * layer.o->in);
+    }
+
+    // Calls run(row, head) for this thread's part of the heads of all rows.
+    template <class Run>
+    void for_each_head(i64 heads, Run&& run) const {
+        const i64 tasks = sizes_.batch * heads;
+        for (i64 task = tasks * thread_ / threads_; task < tasks * (thread_ + 1) / threads_; ++task)
+            run(task / heads, task % heads);
+    }
+
+    // Matrices and outputs of a feed-forward block; `gate` is null in a block without a gate.
+    struct UpMatrices {
+        const DecodeMatrix *gate, *up;
+    };
+    struct UpOutputs {
+        float *gate, *up;
+    };
+
+    // Computes the activations of a feed-forward block in `to.up`.
+    void project_up(const float* x, i64 rows, const UpMatrices& matrices, const UpOutputs& to,
+                    const DecodeMatrix* following) const {
+        if (matrices.gate == nullptr)
+            products_.multiply(x, rows, {{matrices.up, to.up}}, following);
+        else
+            products_.multiply(x, rows, {{matrices.gate, to.gate}, {matrices.up, to.up}}, following);
+        const i64 inner = matrices.up->out;
+        const auto [begin, end] = part(inner);
+        for (i64 at = begin; at < rows * inner; at += inner)
+            activate(matrices.gate == nullptr ? nullptr : to.gate + at, to.up + at, end - begin);
+    }
+
+    // Replaces `up` with the activations of a feed-forward block.
+    void activate(const float* gate, float* up, i64 size) const {
+        for_each_vector(size, [&](i64 start, i64 count) {
+            const f32x16 y = load_part(up + start, count);
+            if (gate == nullptr) {
+                const f32x16 positive = max(y, f32x16{});
+                store_part(up + start, positive * positive, count);
+            } else {
+                const f32x16 x = load_part(gate + start, count);
+                store_part(up + start, sizes_.is_gelu ? gate_product<Gelu>(x, y) : gate_product<Silu>(x, y), count);
+            }
+        });
+    }
+
+    static void scale_values(float factor, float* values, i64 size) {
+        for_each_vector(size, [&](i64 start, i64 count) {
+            store_part(values + start, factor * load_part(values + start, count), count);
+        });
+    }
+
+    // Outputs [positions] of the gate of the shared expert.
+    float* shared_gates(const DecodeExperts& experts) const { return shared_.logits + positions_ * experts.experts; }
+
+    // Calls run(expert, first row, number of rows, next expert) for the chosen experts; the next expert of the last one
+    // is the number of experts.
+    template <class Run>
+    void for_each_expert(const DecodeExperts& experts, Run&& run) const {
+        const ExpertRows& rows = own_.expert_rows;
+        auto chosen_from = [&](i64 expert) {
+            while (expert < experts.experts && rows.count(expert) == 0) ++expert;
+            return expert;
+        };
+        for (i64 expert = chosen_from(0); expert < experts.experts;) {
+            const i64 next = chosen_from(expert + 1);
+            run(expert, rows.start(expert), rows.count(expert), next);
+            expert = next;
+        }
+    }
+
+    // The normalized hidden states of the rows of an expert, which this thread has computed in project_up.
+    const float* rows_of_expert(const DecodeLayer& layer, i64 first, i64 count) const {
+        const float* const normed = layer.mlp_norm == nullptr ? own_.x : own_.normed;
+        if (count == positions_) return normed;
+        for (i64 row = 0; row < count; ++row)
+            std::copy_n(normed + own_.expert_rows.position(first + row) * sizes_.hidden, sizes_.hidden,
+                        own_.rows + row * sizes_.hidden);
+        return own_.rows;
+    }
+
+    // Adds the outputs of the experts to this thread's part of the gated outputs of the feed-forward block.
+    void add_experts(const DecodeLayer& layer) const {
+        const DecodeExperts& experts = *layer.experts;
+        const auto [begin, end] = part(sizes_.hidden);
+        const i64 size = end - begin, hidden = sizes_.hidden;
+        for (i64 position = 0; position < positions_; ++position) {
+            float* const down = shared_.down + position * hidden + begin;
+            if (layer.down == nullptr)
+                std::fill_n(down, size, 0.0f);
+            else if (experts.shared_gate != nullptr)
+                scale_values(1.0f / (1.0f + std::exp(-shared_gates(experts)[position])), down, size);
+        }
+        for_each_expert(experts, [&](i64 expert, i64 first, i64 count, i64 next) {
+            const DecodeMatrix* const following = next == experts.experts ? nullptr : experts.downs + next;
+            products_.multiply(shared_.expert_up + first * experts.ups->out, count,
+                               {{experts.downs + expert, own_.rows}}, following);
+            for (i64 row = 0; row < count; ++row) {
+                float* const down = shared_.down + own_.expert_rows.position(first + row) * hidden + begin;
+                const float* const output = own_.rows + row * hidden + begin;
+                for_each_vector(size, [&](i64 start, i64 n) {
+                    store_part(down + start, load_part(down + start, n) + load_part(output + start, n), n);
+                });
+            }
+        });
     }
 
     // Index of the i-th new position of a row in its document.
     i64 index(i64 row, i64 i) const { return std::max<i64>(sizes_.starts[row] + i - sizes_.firsts[row], 0); }
 
-    // First output of this thread's part, and the end of the part.
-    std::pair<i64, i64> part(i64 outputs) const {
-        const i64 blocks = (outputs + OUTPUTS - 1) / OUTPUTS;
-        auto border = [&](i64 thread) { return std::min(outputs, blocks * thread / threads_ * OUTPUTS); };
-        return {border(thread_), border(thread_ + 1)};
-    }
+    std::pair<i64, i64> part(i64 outputs) const { return products_.part(outputs); }
 
-    // The weight of this thread's part; null without a matrix.
-    const void* own_weight(const DecodeMatrix* matrix) const {
-        if (matrix == nullptr) return nullptr;
-        const i64 first = part(matrix->out).first * matrix->in;
-        if (matrix->quantized != nullptr)
-            return matrix->quantized->codes + (is_int8(*matrix->quantized) ? first : first / 2);
-        return static_cast<const char*>(matrix->dense) + first * i64(matrix->is_bf16 ? sizeof(bf16) : sizeof(float));
-    }
-
-    // Multiplies x with matrices in turn. Prefetches the weight of `following`, the first matrix of the next phase that
-    // multiplies by a matrix; null: none.
+    // Multiplies x [positions, in]; see ThreadProducts.
     void multiply(const float* x, std::initializer_list<Product> products, const DecodeMatrix* following) const {
-        for (const Product* product = products.begin(); product < products.end(); ++product) {
-            const DecodeMatrix& matrix = *product->matrix;
-            const void* next = own_weight(product + 1 < products.end() ? product[1].matrix : following);
-            const auto [begin, end] = part(matrix.out);
-            float* const y = product->y;
-            if (positions_ > matrix.few_rows) {
-                with_dtype(matrix.is_bf16, [&](auto value) { multiply_many<decltype(value)>(x, matrix, y); });
-            } else if (matrix.quantized == nullptr) {
-                with_dtype(matrix.is_bf16, [&](auto value) {
-                    const auto* weight = static_cast<const decltype(value)*>(matrix.dense);
-                    small_batch_part(x, weight, matrix.bias, y, positions_, matrix.in, matrix.out, begin, end, next);
-                });
-            } else {
-                const float* operand = small_batch_operand(*matrix.quantized, x, positions_, own_.operand);
-                small_batch_part(operand, *matrix.quantized, y, positions_, begin, end, next);
-                add_bias(matrix, y);
-            }
-            add_update(x, matrix, y);
-        }
-    }
-
-    // Adds an adapter's update to this thread's outputs. Each thread computes the product with A of all positions.
-    void add_update(const float* x, const DecodeMatrix& matrix, float* y) const {
-        if (matrix.rank == 0) return;
-        float* const inner = own_.inner;  // [rank, positions]
-        small_batch_part(matrix.a, x, nullptr, inner, matrix.rank, matrix.in, positions_, 0, positions_);
-        const auto [begin, end] = part(matrix.out);
-        start_outputs(y + begin, nullptr, inner, positions_, matrix.factors + begin, matrix.rank, end - begin,
-                      matrix.out, positions_, y + begin);
-    }
-
-    // Computes this thread's outputs with oneDNN. Value is the type of the operands.
-    template <class Value>
-    void multiply_many(const float* x, const DecodeMatrix& matrix, float* y) const {
-        const auto [begin, end] = part(matrix.out);
-        const Value* operand = in_dtype(x, positions_ * matrix.in, reinterpret_cast<Value*>(own_.operand));
-        auto product = [&, in = matrix.in](const Value* weight, i64 first, i64 count) {
-            gemm(false, true, positions_, count, in, 1.0f, operand, in, weight, in, 0.0f, y + first, matrix.out);
-        };
-        if (matrix.quantized == nullptr) {
-            product(static_cast<const Value*>(matrix.dense) + begin * matrix.in, begin, end - begin);
-        } else {
-            const i64 rows = std::max<i64>(DEQUANTIZED_VALUES / matrix.in, 1);
-            Value* const values = scratch<Value>(SCRATCH_A, rows * matrix.in);
-            for (i64 first = begin; first < end; first += rows) {
-                const i64 count = std::min(rows, end - first);
-                dequantize(*matrix.quantized, first * matrix.in, (first + count) * matrix.in, values);
-                product(values, first, count);
-            }
-        }
-        add_bias(matrix, y);
-    }
-
-    static const float* in_dtype(const float* x, i64, float*) { return x; }
-    static const bf16* in_dtype(const float* x, i64 count, bf16* to) {
-        for_each_vector(count, [&](i64 at, i64 size) { store_part(to + at, load_part(x + at, size), size); });
-        return to;
-    }
-
-    void add_bias(const DecodeMatrix& matrix, float* y) const {
-        if (matrix.bias == nullptr) return;
-        const auto [begin, end] = part(matrix.out);
-        for (i64 position = 0; position < positions_; ++position)
-            for (i64 o = begin; o < end; ++o) y[position * matrix.out + o] += matrix.bias[o];
+        products_.multiply(x, positions_, products, following);
     }
 
     // Writes the norm of all positions to `to` and returns `to`; without a weight, returns x itself.
@@ -272,7 +332,7 @@ class Worker {
         const i64 size = sizes_.head_dim, group = sizes_.heads / sizes_.kv_heads;
         const i64 first = row * sizes_.length, cache = (row * sizes_.kv_heads + head) * layer.capacity * size;
         const i64 step = layer.has_gates ? 2 * size : size;  // outputs of q per head
-        const auto [q, k, v, _] = outputs({layer.q, layer.k, layer.v});
+        const auto [q, k, v, _] = outputs(layer);
         float *const keys = layer.keys + cache, *const values = layer.values + cache;
         for (i64 i = 0; i < sizes_.length; ++i) {
             const i64 from = ((first + i) * sizes_.kv_heads + head) * size, to = (sizes_.starts[row] + i) * size;
@@ -289,11 +349,11 @@ class Worker {
             const i64 prefix_start = std::clamp<i64>(sizes_.prefix + earlier - layer.window, 0, sizes_.prefix);
             const CachedScoreOptions options(layer.scale, layer.softcap,
                                              layer.sinks == nullptr ? nullptr : layer.sinks + head * group);
-            attend(own_.heads, keys, values, shared_.attended + at, {prefix_start, sizes_.prefix}, {own_start, end},
+            attend(own_.heads, keys, values, shared_.mixed + at, {prefix_start, sizes_.prefix}, {own_start, end},
                    options, group, size);
             if (!layer.has_gates) continue;
             for (i64 j = 0; j < group; ++j)
-                multiply_gate(q + (number + j) * step + size, shared_.attended + at + j * size);
+                multiply_gate(q + (number + j) * step + size, shared_.mixed + at + j * size);
         }
     }
 
@@ -305,24 +365,98 @@ class Worker {
         });
     }
 
-    void recur_head(const DecodeDeltaNet& net, i64 row, i64 head) const {
-        const i64 first = row * sizes_.length, padding = sizes_.firsts[row] - sizes_.starts[row];
-        const auto [channels, z, a, b] = outputs({net.qkv, net.z, net.a, net.b});
+    // Number of new positions of a row that precede its document.
+    i64 padding(i64 row) const { return std::clamp<i64>(sizes_.firsts[row] - sizes_.starts[row], 0, sizes_.length); }
+
+    void recur_head(const DecodeLayer& layer, i64 row, i64 head) const {
+        const DecodeDeltaNet& net = *layer.delta_net;
+        const i64 first = row * sizes_.length;
+        const auto [channels, z, a, b] = outputs(layer);
         float* const memory = scratch<float>(SCRATCH_B, delta_net::KeyHead::memory_size(net));
         delta_net::KeyHead(net, row, head, memory)
             .run({channels + first * net.qkv->out, z + first * net.z->out, a + first * net.heads, b + first * net.heads,
-                  shared_.attended + first * net.z->out, sizes_.length, std::clamp<i64>(padding, 0, sizes_.length)});
+                  shared_.mixed + first * net.z->out, sizes_.length, padding(row)});
+    }
+
+    // Computes this thread's part of the channels of a short convolution.
+    void convolve(const DecodeLayer& layer) const {
+        const DecodeShortConvolution& net = *layer.convolution;
+        const i64 channels = layer.o->in, window = (net.num_taps - 1) * channels;
+        const auto [b, c, u, _] = outputs(layer);
+        const auto [begin, end] = part(channels);
+        const ChannelRange own{begin, end - begin};
+        for (i64 row = 0; row < sizes_.batch; ++row) {
+            const i64 first = row * sizes_.length * channels;
+            for (i64 i = 0; i < sizes_.length; ++i)
+                multiply_values(u + first + i * channels, b + first + i * channels, own);
+            const RowConvolution convolution{net.kernel,
+                                             net.conv_bias,
+                                             net.window + row * window,
+                                             net.window_after + row * window,
+                                             b + first,
+                                             net.num_taps,
+                                             channels,
+                                             channels,
+                                             sizes_.length,
+                                             padding(row)};
+            for (i64 i = 0; i < sizes_.length; ++i) {
+                const i64 at = first + i * channels + begin;
+                if (i < padding(row)) {
+                    std::fill_n(shared_.mixed + at, own.width, 0.0f);
+                    continue;
+                }
+                convolution.for_each(i, own, [&](i64 start, i64 count, f32x16 y) {
+                    store_part(shared_.mixed + at + start, y * load_part(c + at + start, count), count);
+                });
+            }
+            convolution.slide_window(own);
+        }
+    }
+
+    // Multiplies the channels of a position with other values.
+    static void multiply_values(const float* factors, float* values, const ChannelRange& range) {
+        for_each_vector(range.width, [&](i64 start, i64 count) {
+            const i64 at = range.first + start;
+            store_part(values + at, load_part(values + at, count) * load_part(factors + at, count), count);
+        });
+    }
+
+    // Computes this thread's part of the heads of all rows. Heads of a row that share B and C are computed together.
+    void recur_mamba(const DecodeLayer& layer) const {
+        const DecodeMamba& net = *layer.mamba;
+        const i64 tasks = sizes_.batch * net.heads, end = tasks * (thread_ + 1) / threads_;
+        float* const memory = scratch<float>(SCRATCH_B, mamba::Heads::memory_size(net, sizes_.length));
+        for (i64 task = tasks * thread_ / threads_; task < end;) {
+            const i64 row = task / net.heads, head = task % net.heads, first = row * sizes_.length;
+            const i64 in_group = net.heads / net.groups, count = std::min(end - task, in_group - head % in_group);
+            const mamba::RowTensors tensors{outputs(layer)[3] + first * net.in->out,
+                                            mamba_mixed(layer) + first * net.out->in,
+                                            shared_.squares + first * net.heads, sizes_.length, padding(row)};
+            mamba::Heads(net, tensors, row, head, head + count, memory).run();
+            task += count;
+        }
     }
 
     const DecodeSizes& sizes_;
     const i64 positions_, thread_, threads_;
     const Shared shared_;
     const Private own_;
+    const ThreadProducts products_;
 };
+
+bool has_mixer(const DecodeLayer& layer) { return layer.o != nullptr || layer.mamba != nullptr; }
+
+// The first matrix that the feed-forward block and the experts multiply by.
+const DecodeMatrix* first_of_feed_forward(const DecodeLayer& layer) {
+    return layer.experts == nullptr ? first_of_dense(layer) : layer.experts->router;
+}
 
 // The first matrix that a layer multiplies by.
 const DecodeMatrix* first_matrix(const DecodeLayer& layer) {
-    return layer.delta_net == nullptr ? layer.q : layer.delta_net->qkv;
+    if (layer.delta_net != nullptr) return layer.delta_net->qkv;
+    if (layer.convolution != nullptr) return layer.convolution->b;
+    if (layer.q != nullptr) return layer.q;
+    return layer.mamba == nullptr ? first_of_feed_forward(layer) : layer.mamba->in;
 }
 
 // Runs the layers on all threads. Every thread calls begin(worker) before the layers, to write the worker's hidden
@@ -347,12 +481,20 @@ void run(const DecodeLayer* layers, i64 num_layers, const DecodeSizes& sizes, co
         });
         for (const DecodeLayer* layer = layers; layer < layers + num_layers; ++layer) {
             const bool is_last = layer + 1 == layers + num_layers;
-            phase([&] { worker->project(*layer); });
-            phase([&] { worker->mix_heads(*layer); });
-            phase([&] { worker->project_out(*layer); });
-            phase([&] { worker->project_up(*layer); });
-            phase([&] { worker->project_down(*layer, is_last ? following : first_matrix(layer[1])); });
-            if (!error.is_set()) worker->add_feed_forward(*layer);
+            const DecodeMatrix* const next = is_last ? following : first_matrix(layer[1]);
+            const bool has_feed_forward = layer->down != nullptr || layer->experts != nullptr;
+            if (has_mixer(*layer)) {
+                phase([&] { worker->project(*layer); });
+                phase([&] { worker->mix_heads(*layer); });
+                phase([&] { worker->project_out(*layer, has_feed_forward ? first_of_feed_forward(*layer) : next); });
+                if (!error.is_set()) worker->add_mixed(*layer);
+            }
+            if (has_feed_forward) {
+                phase([&] { worker->project_up(*layer); });
+                if (layer->experts != nullptr) phase([&] { worker->project_up_experts(*layer); });
+                phase([&] { worker->project_down(*layer, next); });
+                if (!error.is_set()) worker->add_feed_forward(*layer);
+            }
         }
         if (!error.is_set()) error.guard([&] { end(*worker); });
     }

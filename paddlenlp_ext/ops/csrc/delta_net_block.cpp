@@ -11,6 +11,7 @@
 #include "arrays.h"
 #include "convolution_rows.h"
 #include "gates.h"
+#include "softplus.h"
 #include "training_block.h"
 
 namespace plx {
@@ -70,7 +71,6 @@ struct Recurrent {
           beta(rows * heads) {}
 };
 
-float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 template <class Value>

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import paddle
@@ -20,26 +21,69 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantize_linears, quantized_layers
-from tests.common.models import slow_decays
+from tests.common.models import TINY_DELTA, TINY_MAMBA, TINY_SINGLE_BLOCKS, TINY_TWO_MIXERS, slow_decays
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 
 pytestmark = pytest.mark.skipif(library.unavailable_reason() is not None, reason="needs the C++ library")
 PROMPTS = random_prompts((21, 5, 9))
-OP_BY_OP = {"olmo2_post_norm", "mixtral_experts", "gpt_oss_sinks", "cohere2_parallel"}
-OP_BY_OP |= {"arcee_without_gate", "apertus_xielu", "afmoe_gated_attention", "ministral3_scaled_queries"}
+ONE_GROUP = {"mamba_d_ssm": 35, "mamba_n_heads": 7, "mamba_d_head": 5, "mamba_n_groups": 1, "mamba_d_state": 19}
+WIDE_HEADS = {"mamba_d_ssm": 102, "mamba_n_heads": 6, "mamba_n_groups": 3, "time_step_limit": [0.3, 0.9]}
+MAMBA_MODELS: dict[str, dict[str, Any]] = {
+    "one_group_of_odd_heads": {**TINY_MAMBA, **ONE_GROUP},
+    "heads_wider_than_a_vector_with_limited_steps": {**TINY_MAMBA, **WIDE_HEADS},
+    "no_bias_of_the_convolution": {
+        **TINY_MAMBA,
+        "mamba_conv_bias": False,
+        "mamba_d_conv": 3,
+        "mamba_proj_bias": True,
+    },
+    "two_mixers_gate_first": {**TINY_TWO_MIXERS, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    "two_mixers_norm_first": {**TINY_TWO_MIXERS, "mamba_rms_norm": True, "attention_bias": True},
+    "single_blocks": {**TINY_SINGLE_BLOCKS, "hybrid_override_pattern": "MM*--M"},
+}
+EXPERT_MODELS: dict[str, dict[str, Any]] = {
+    "gated_shared_expert_and_weights_that_are_not_normalized": {
+        "model_type": "qwen2_moe",
+        "num_experts": 37,
+        "num_experts_per_tok": 5,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+        "mlp_only_layers": [0],
+    },
+    "gated_delta_nets": {**TINY_DELTA, "model_type": "qwen3_5_moe_text", "num_experts": 5, "num_experts_per_tok": 2},
+    "sigmoid_with_correction_biases": {
+        "model_type": "glm4_moe",
+        "head_dim": 16,
+        "n_routed_experts": 18,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 0,
+    },
+    "short_convolutions_with_biases": {
+        "model_type": "lfm2_moe",
+        "layer_types": ["conv", "full_attention"],
+        "conv_bias": True,
+        "num_dense_layers": 1,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+    },
+    "experts_without_gates": TINY_SINGLE_BLOCKS,
+    "softmax_of_chosen": {**TINY_MAMBA, "num_local_experts": 5, "residual_multiplier": 0.4},
+}
+
+
+OP_BY_OP = {"olmo2_post_norm", "gpt_oss_sinks", "cohere2_parallel"}
+OP_BY_OP |= {"apertus_xielu", "afmoe_gated_attention", "ministral3_scaled_queries"}
 OP_BY_OP |= {
-    "lfm2_convolutions",
     "lfm2_without_attention",
     "gemma4_keys_as_values",
     "gemma4_e_shared_keys",
     "qwen3_next_fused_delta",
     "olmo_hybrid_split_delta",
-    "granite_4_mamba2",
-    "falcon_h1_two_mixers",
     "kimi_linear_delta",
-    "granite_4_mamba2_experts",
     "minimax_m2_partial_rotation",
-    "nemotron_h_single_blocks",
 }
 OP_BY_OP |= {family for family in FAMILIES if "deepseek" in family or "latents" in family}
 
@@ -62,11 +106,11 @@ def decoded(model, prompts, monkeypatch, *, in_one_call: bool) -> tuple[np.ndarr
     return np.concatenate(hidden, axis=1), in_calls
 
 
-def check_equal(model, monkeypatch, prompts=PROMPTS) -> None:
+def check_equal(model, monkeypatch, prompts=PROMPTS, tolerance: float = 2e-6) -> None:
     expected, _ = decoded(model, prompts, monkeypatch, in_one_call=False)
     found, in_calls = decoded(model, prompts, monkeypatch, in_one_call=True)
     assert in_calls == {True}
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
 @paddle.no_grad()
@@ -223,10 +267,54 @@ def test_cpp_layers_without_attention_run_op_by_op(monkeypatch):
     assert decoded(model, PROMPTS, monkeypatch, in_one_call=True)[1] == {False}
 
 
+@pytest.mark.parametrize("algo", [None, "weight_only_int8"])
+@pytest.mark.parametrize("name", MAMBA_MODELS)
+def test_cpp_layers_with_mamba2_equal_layers(name, algo, monkeypatch):
+    paddle.seed(0)
+    model = slow_decays(AutoModelForCausalLM.from_config({**SIZES, **MAMBA_MODELS[name]}))
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith((".D", "mamba.norm.weight", "in_proj.bias")):
+            parameter.set_value(paddle.rand(parameter.shape))
+    if algo is not None:
+        quantize_linears(model, QuantizationConfig(algo=algo))
+    check_equal(model, monkeypatch, tolerance=5e-6)
+
+
+@pytest.mark.parametrize("algo", [None, "nf4"])
+@pytest.mark.parametrize("name", EXPERT_MODELS)
+def test_cpp_layers_with_experts_equal_layers(name, algo, monkeypatch):
+    """Test rows whose experts differ, and with one row, an expert whose rows are the whole batch."""
+    paddle.seed(0)
+    model = slow_decays(AutoModelForCausalLM.from_config({**SIZES, **EXPERT_MODELS[name]}))
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith("e_score_correction_bias"):
+            parameter.set_value(paddle.rand(parameter.shape))
+    if algo is not None:
+        quantize_linears(model, QuantizationConfig(algo=algo))
+    for num_rows in (1, 3):
+        check_equal(model, monkeypatch, PROMPTS[:num_rows], tolerance=5e-6)
+
+
+def test_cpp_layers_with_a_router_loss_have_no_loss(monkeypatch):
+    options = {**FAMILIES["mixtral_experts"], "output_router_logits": True, "router_aux_loss_coef": 0.1}
+    model = AutoModelForCausalLM.from_config({**SIZES, **options})
+    assert decoded(model, PROMPTS, monkeypatch, in_one_call=True)[1] == {True}
+    assert model.model.load_balance.loss is None
+
+
+def test_cpp_layers_of_a_bfloat16_model_with_mamba2_keep_states_in_float32(monkeypatch):
+    if bf16.unavailable_reason() is not None:
+        pytest.skip("needs bfloat16 products")
+    check_equal(AutoModelForCausalLM.from_config({**SIZES, **TINY_MAMBA}, dtype="bfloat16"), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen3_5_gated_delta", "granite_4_mamba2", "falcon_h1_two_mixers", "lfm2_convolutions"]
+)
 @paddle.no_grad()
-def test_cpp_layers_of_a_row_that_begins_within_the_pass_equal_layers(monkeypatch):
-    """Test padding at the start of a later pass, which must not change the state of a gated delta net."""
-    model = slow_decays(tiny_model("qwen3_5_gated_delta"))
+def test_cpp_layers_of_a_row_that_begins_within_the_pass_equal_layers(family, monkeypatch):
+    """Test padding at the start of a later pass, which must not change the state of a mixer."""
+    model = tiny_model(family)
     ids, results = np.array([[5, 6, 7, 8], [1, 1, 1, 9]]), []
     for in_one_call in (False, True):
         monkeypatch.setattr(decoder, "run_cpp_layers", cpp_layers.run_cpp_layers if in_one_call else lambda *_: None)

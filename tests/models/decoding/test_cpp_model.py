@@ -18,6 +18,7 @@ from paddlenlp_ext.models import decoder
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoding.eligibility import max_length
 from paddlenlp_ext.nn.recurrent_mixer import RecurrentMixer
+from paddlenlp_ext.nn.short_convolution import ShortConvolution
 from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
@@ -63,7 +64,7 @@ def check_steps(model, monkeypatch, prompts=PROMPTS, num_steps: int = 4, toleran
             num_rows -= 1
             for cache in caches:
                 cache.select_rows([*range(1, num_rows + 1)])
-                if not any(isinstance(layer.mixer, RecurrentMixer) for layer in model.model.layers):
+                if not any(isinstance(each, RecurrentMixer | ShortConvolution) for each in model.sublayers()):
                     cache.truncate(cache.length - 1)
         tokens_BS = [[1 + n + row, 7][: 1 + n % 2] for row in range(num_rows)]
         expected = op_by_op(model, tokens_BS, caches[0], monkeypatch)
@@ -172,9 +173,10 @@ def test_cpp_model_after_a_prefix_equals_ops(family, monkeypatch):
     check_steps(model, monkeypatch, random_prompts((3, 5, 1)))
 
 
-def test_cpp_model_over_later_rows_of_a_running_batch_equals_ops(monkeypatch):
+@pytest.mark.parametrize("family", ["qwen3_qk_norm", "granite_4_mamba2"])
+def test_cpp_model_over_later_rows_of_a_running_batch_equals_ops(family, monkeypatch):
     """Test rows of unequal lengths that are not the first ones, one of which leaves, up to where the cache grows."""
-    model, lengths, caches = tiny_model("qwen3_qk_norm"), (5, BLOCK - 2, 9), [SlotCache(), SlotCache()]
+    model, lengths, caches = tiny_model(family), (5, BLOCK - 2, 9), [SlotCache(), SlotCache()]
 
     def run(cache, first, tokens_BS, function, *arguments):
         view = cache.rows(first, len(tokens_BS), [1] * len(tokens_BS))

@@ -21,7 +21,7 @@ from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_m
     [
         ("gemma2_softcaps", "soft-cap of the logits"),
         ("cohere2_parallel", "embedding, final norm or lm_head"),
-        ("mixtral_experts", "does not support MixtureOfExperts"),
+        ("gpt_oss_sinks", "latents, biases or clamped gates of experts"),
         ("minicpm3_latents", "latent attention, separate gates or ALiBi"),
     ],
 )
