@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -14,17 +13,11 @@ EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example_trains_and_saves_its_adapter(example: Path, run_folders: Path):
+def test_example_trains_and_saves_its_adapter(example: Path, run_folders: Path, monkeypatch: pytest.MonkeyPatch):
     arguments = ("--model", run_folders / "model", "--steps", "2", "--output", run_folders / "output")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, example, *map(str, arguments)],
-        cwd=run_folders,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.chdir(run_folders)
+    monkeypatch.setattr(sys, "argv", [str(example), *map(str, arguments)])
+    runpy.run_path(str(example), run_name="__main__")
     assert (run_folders / "output" / "adapter_model.safetensors").is_file()
 
 

@@ -1,4 +1,4 @@
-"""Command run_finetune.py as users run it: exit codes, output and files."""
+"""Command run_finetune.py: exit codes of a process, output and files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.common.scripts import ROOT
+from tests.common.scripts import ROOT, load_script
 
 SCRIPT = ROOT / "llm" / "run_finetune.py"
 
@@ -19,6 +19,11 @@ def launch(*arguments: object) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COLUMNS": "120"}
     command = [sys.executable, str(SCRIPT), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def run_here(*arguments: object) -> None:
+    """Run the command in this process, which does not import Paddle again."""
+    load_script(SCRIPT).main([str(argument) for argument in arguments])
 
 
 @pytest.fixture
@@ -58,10 +63,10 @@ def test_run_finetune_names_every_problem_at_once_before_reading_weights(config_
         assert words in result.stderr
 
 
-def test_run_finetune_dry_run_counts_everything_and_reads_no_weights(config_file, run_folders):
+def test_run_finetune_dry_run_counts_everything_and_reads_no_weights(config_file, run_folders, capsys):
     (run_folders / "model" / "model.safetensors").unlink()
-    result = launch(config_file, "--dry_run")
-    assert result.returncode == 0, result.stderr
+    run_here(config_file, "--dry_run")
+    printed = capsys.readouterr().out
     for words in (
         "12 of 12 read",
         "optimizer steps",
@@ -71,15 +76,15 @@ def test_run_finetune_dry_run_counts_everything_and_reads_no_weights(config_file
         "17,472 parameters",
         "lora: 7,424 parameters",
     ):
-        assert words in result.stdout, result.stdout
+        assert words in printed
     assert not (run_folders / "out").exists()
 
 
-def test_run_finetune_preview_data_prints_rows_as_the_model_sees_them(config_file, run_folders):
-    result = launch(config_file, "--show_data", 2)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("tokens, ") == 2
-    assert "train.json:1" in result.stdout and "red apple =" in result.stdout
+def test_run_finetune_preview_data_prints_rows_as_the_model_sees_them(config_file, run_folders, capsys):
+    run_here(config_file, "--show_data", 2)
+    printed = capsys.readouterr().out
+    assert printed.count("tokens, ") == 2
+    assert "train.json:1" in printed and "red apple =" in printed
     assert not (run_folders / "out").exists()
 
 
@@ -94,11 +99,9 @@ def test_run_finetune_leaves_its_folder_and_rejects_a_second_run_in_it(config_fi
     log = json.loads((run_folders / "out" / "trainer_state.json").read_text())["log_history"]
     assert [entry["step"] for entry in log if "loss" in entry] == [1, 2, 3]
 
-    again = launch(config_file)
-    assert again.returncode == 2
-    assert "resume_from_checkpoint" in again.stderr and "overwrite_output_dir" in again.stderr
-    resumed = launch(config_file, "--resume_from_checkpoint", "true", "--max_steps", 4)
-    assert resumed.returncode == 0, resumed.stderr
+    with pytest.raises(ValueError, match=r"resume_from_checkpoint.*overwrite_output_dir"):
+        run_here(config_file)
+    run_here(config_file, "--resume_from_checkpoint", "true", "--max_steps", 4)
     assert json.loads((run_folders / "out" / "train_results.json").read_text())["step"] == 4
 
 
