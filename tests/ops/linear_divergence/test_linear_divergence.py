@@ -166,6 +166,20 @@ def test_linear_divergence_without_targets_is_zero():
 
 
 @needs_cpp
+def test_linear_divergence_with_a_frozen_bf16_weight_is_within_rounding():
+    case = Case(0.3)
+    rounded = paddle.to_tensor(case.weight).astype("bfloat16")
+    case.weight = rounded.astype("float32").numpy()
+    expected = case.run("reference", weight_trains=False)
+    hidden = paddle.to_tensor(case.hidden, stop_gradient=False)
+    loss, _ = linear_divergence(hidden, rounded, paddle.to_tensor(case.labels), case.rows(), case.options, 9, "cpp")
+    (0.25 * loss).backward()
+    assert float(loss) == pytest.approx(float(expected[0]), rel=1e-2)
+    error = (hidden.grad - expected[2]).norm() / expected[2].norm()
+    assert float(error) < 2e-2
+
+
+@needs_cpp
 def test_cpp_gradient_of_a_bf16_weight_fills_the_first_half_of_each_row():
     gradient = paddle.to_tensor(normal(5, 3, 7))
     logits, weight = library.empty([3, 7]), library.empty([7, 2], "bfloat16")
