@@ -177,6 +177,9 @@ def test_run_grpo_with_dynamic_sampling_trains_only_on_groups_whose_rewards_diff
         dropped = step["frac_reward_zero_std"] * sampled
         assert trained + dropped <= sampled + 1e-6 and (step["dynamic_sampling/num_rounds"] > 1) == (dropped > 0.5)
     assert max(step["dynamic_sampling/num_rounds"] for step in steps) > 1
+    plain = run(**keys, **size, output_dir=run_folders / "plain")
+    groups = [each for file in (plain / "rollouts").iterdir() for each in read_rollouts(file)]
+    assert sorted(each.row_index for each in groups) == list(range(8)), "no group is replaced without the key"
 
 
 def test_run_grpo_with_dynamic_sampling_names_a_batch_that_it_cannot_fill(run, run_folders, caplog):
