@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import itertools
 import json
 import platform
 import resource
@@ -154,6 +155,22 @@ def tokens_per_second(tokens: Sequence[int], seconds: Sequence[float]) -> dict[s
         "tokens_per_second": round(statistics.median(rates), 1),
         "tokens": list(tokens),
         "seconds": [round(time, 4) for time in seconds],
+    }
+
+
+def sample_rates(samples: int, ends: Sequence[float], mean_lengths: Sequence[float]) -> dict[str, object]:
+    """Return rates of steps that sample completions and train on them; the first step is not timed.
+
+    Args:
+        samples: completions of a step.
+        ends: time at which each step ended, in seconds.
+        mean_lengths: mean number of tokens of a completion, for each step.
+    """
+    seconds = [end - start for start, end in itertools.pairwise(ends)]
+    tokens = [round(samples * length) for length in mean_lengths[1:]]
+    return {
+        "samples_per_second": round(statistics.median(samples / time for time in seconds), 2),
+        **tokens_per_second(tokens, seconds),
     }
 
 

@@ -18,7 +18,7 @@ from benchmarks.bench import parse_arguments, reason_to_skip, run_module
 from benchmarks.bench_report import markdown, summarize, write_report
 from benchmarks.cases import CASES, GSM8K_KEYS, LORA_KEYS
 from benchmarks.compare_losses import describe, differences, draw
-from benchmarks.measure import SMOLLM2_SHAPE, time_steps, tokens_per_second
+from benchmarks.measure import SMOLLM2_SHAPE, sample_rates, time_steps, tokens_per_second
 from benchmarks.scaling import SERIES, write
 from benchmarks.step_profile import seconds_by_kernel
 from paddlenlp_ext import AutoModelForCausalLM, get_peft_model
@@ -152,3 +152,9 @@ def test_compare_losses_subtracts_the_first_curve_step_by_step(tmp_path: Path):
     assert "10.000% at most" in describe(runs)[1]
     draw(runs, tmp_path / "losses.png")
     assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_sample_rates_are_medians_over_the_steps_after_the_first():
+    figures = sample_rates(8, ends=[0.0, 1.0, 3.0], mean_lengths=[2.0, 3.0, 5.0])
+    assert (figures["samples_per_second"], figures["tokens_per_second"]) == (6.0, 22.0)
+    assert figures["tokens"] == [24, 40]
