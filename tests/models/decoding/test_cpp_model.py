@@ -247,6 +247,13 @@ def test_cpp_model_with_lora_equals_ops(family, has_many_rows, algo, monkeypatch
     assert not np.allclose(lora_logits(adapted, True), lora_logits(adapted, False), rtol=0.05)
 
 
+@pytest.mark.parametrize("family", ["granite_4_mamba2_experts", "falcon_h1_two_mixers", "lfm2_convolutions"])
+def test_cpp_model_with_lora_on_other_mixers_equals_ops(family, monkeypatch):
+    """Test factors of outputs, which also apply to the update."""
+    paddle.seed(0)
+    check_steps(with_lora(model_of(**FAMILIES[family])), monkeypatch, tolerance=5e-6)
+
+
 @paddle.no_grad()
 def lora_logits(adapted, enabled: bool) -> np.ndarray:
     """Return the logits of a step with or without the adapter."""
