@@ -21,8 +21,8 @@ void dequantize(const DynamicLevels& levels, const uint8_t* codes, float scale, 
 float quantize(const DynamicLevels& levels, float* numbers, uint8_t* codes) {
     f32x16 largest{};
     for (i64 i = 0; i < BLOCK; i += LANES) {
-        f32x16 value = load(numbers + i), size = value < 0.0f ? -value : value;
-        largest = size > largest ? size : largest;
+        const f32x16 size = (f32x16)((u32x16)load(numbers + i) & 0x7fffffffu);
+        largest = max(size, largest);
     }
     float scale = horizontal_max(largest), divisor = scale > SMALLEST ? scale : SMALLEST;
     for (i64 i = 0; i < BLOCK; i += LANES) store(numbers + i, load(numbers + i) / divisor);

@@ -78,7 +78,9 @@ struct Tile {
         const i64 first_visible = key - offset - query, first_expired = first_visible + window;
         const i32x16 since_visible = lane - int32_t(std::clamp<i64>(first_visible, -1, SQUARE));
         const i32x16 since_expired = lane - int32_t(std::clamp<i64>(first_expired, -1, SQUARE));
-        return ((since_visible >= 0) & (since_expired < 0)) ? scores : broadcast(fill);
+        return by_registers([=](FloatRegister x, IntRegister visible,
+                                IntRegister expired) { return ((visible >= 0) & (expired < 0)) ? x : all_lanes(fill); },
+                            scores, since_visible, since_expired);
     }
 };
 

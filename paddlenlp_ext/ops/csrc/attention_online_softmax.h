@@ -109,10 +109,10 @@ class QueryBlock {
     // rescaling.
     void raise_largest(i64 query, f32x16 largest) {
         const f32x16 before = load(largest_ + query);
-        const i32x16 is_raised = largest > before + MAX_EXCESS;
+        const i32x16 is_raised = is_greater(largest, before + MAX_EXCESS);
         if (!any(is_raised)) return;
-        const f32x16 factor = is_raised ? exp2(before - largest) : broadcast(1.0f);
-        store(largest_ + query, is_raised ? largest : before);
+        const f32x16 factor = select(is_raised, exp2(before - largest), broadcast(1.0f));
+        store(largest_ + query, select(is_raised, largest, before));
         store(sum_ + query, load(sum_ + query) * factor);
         if (is_first_) return;
         for (i64 row = query; row < std::min(query + SQUARE, queries_); ++row)

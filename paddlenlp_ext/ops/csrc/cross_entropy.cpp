@@ -11,7 +11,7 @@ float largest_of(const float* row, i64 columns) {
     for_each_vector(columns, [&](i64 start, i64 count) {
         f32x16 x = load_part(row + start, count);
         for (i64 lane = count; lane < LANES; ++lane) x[lane] = row[0];  // load_part's zeros may exceed the logits
-        best = x > best ? x : best;
+        best = max(x, best);
     });
     return horizontal_max(best);
 }

@@ -23,18 +23,36 @@ template <int COUNT>
 static inline void start_rows(const float* residual, const float* bias, const float* u, i64 stride,
                               const float* factors, i64 rank, i64 outputs, i64 width, float* y) {
     for_each_vector(outputs, [&](i64 start, i64 count) {
-        f32x16 sums[COUNT];
+        FloatRegister sums[COUNT][REGISTERS];  // GCC would keep sums that are wider than a register in memory
         const f32x16 common = bias == nullptr ? f32x16{} : load_part(bias + start, count);
 #pragma GCC unroll 4
-        for (int row = 0; row < COUNT; ++row)
-            sums[row] = residual == nullptr ? common : common + load_part(residual + row * width + start, count);
-        for (i64 k = 0; k < rank; ++k) {
-            const f32x16 factor = in_register(load_part(factors + k * width + start, count));
+        for (int row = 0; row < COUNT; ++row) {
+            const f32x16 first =
+                residual == nullptr ? common : common + load_part(residual + row * width + start, count);
 #pragma GCC unroll 4
-            for (int row = 0; row < COUNT; ++row) sums[row] += u[k * stride + row] * factor;
+            for (int i = 0; i < REGISTERS; ++i) sums[row][i] = register_of(first, i);
+        }
+        for (i64 k = 0; k < rank; ++k) {
+            const f32x16 factors_of_k = load_part(factors + k * width + start, count);
+            FloatRegister factor[REGISTERS];
+#pragma GCC unroll 4
+            for (int i = 0; i < REGISTERS; ++i) factor[i] = in_register(register_of(factors_of_k, i));
+#pragma GCC unroll 4
+            for (int row = 0; row < COUNT; ++row)
+#pragma GCC unroll 4
+                for (int i = 0; i < REGISTERS; ++i) sums[row][i] += u[k * stride + row] * factor[i];
         }
 #pragma GCC unroll 4
-        for (int row = 0; row < COUNT; ++row) store_part(y + row * width + start, sums[row], count);
+        for (int row = 0; row < COUNT; ++row) {
+            float* const to = y + row * width + start;
+            if (REGISTERS == 1 || count < LANES) {
+                store_part(to, load_as<f32x16>(&sums[row][0]), count);
+                continue;
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < REGISTERS; ++i)
+                std::memcpy(to + i * (LANES / REGISTERS), &sums[row][i], REGISTER_BYTES);
+        }
     });
 }
 

@@ -7,7 +7,8 @@
 namespace plx {
 namespace {
 
-constexpr i64 STEP = 2 * LANES;  // weights of a row that are read together
+constexpr i64 STEP = 2 * LANES;                // weights of a row that are read together
+constexpr i64 SUMS = REGISTERS == 1 ? 16 : 8;  // sums of a tile: measured, more are slower with 16 registers
 
 // 32 four-bit codes as four words, which a vector holds four times. After a shift by 4 j bits, lane l of vector j has
 // nibble j + 2 (l / 4) of word l % 4. x is arranged in the same order.
@@ -48,13 +49,13 @@ template <int ROWS, int OUT, bool SCALE_SUMS, class Codes>
 __attribute__((noinline)) void products(const float* x, const QuantizedWeight& weight, Codes codes,
                                         const uint8_t* rows_of_codes, const float* scales, const char* ahead,
                                         float* y) {
-    f32x16 sums[ROWS][OUT] = {};
+    FloatRegister sums[ROWS][OUT][REGISTERS] = {};
     const i64 in = weight.in, blocks = in / weight.block, row_bytes = in / STEP * Codes::BYTES;
     const uint8_t* from = rows_of_codes;
     for (i64 block = 0; block < blocks; ++block) {
-        f32x16 scale[OUT], own[ROWS][OUT] = {};
+        FloatRegister scale[OUT], own[ROWS][OUT][REGISTERS] = {};
         auto& to = SCALE_SUMS ? own : sums;
-        for (int o = 0; o < OUT; ++o) scale[o] = broadcast(scales[o * blocks + block]);
+        for (int o = 0; o < OUT; ++o) scale[o] = all_lanes(scales[o * blocks + block]);
         for (i64 step = 0; step < weight.block; step += STEP, from += Codes::BYTES, x += STEP) {
             for (i64 at = 0; at < OUT * Codes::BYTES; at += CACHE_LINE)
                 prefetch_line(rows_of_codes, ahead, (from - rows_of_codes) * OUT + at);
@@ -63,22 +64,30 @@ __attribute__((noinline)) void products(const float* x, const QuantizedWeight& w
 #pragma GCC unroll 2
             for (int j = 0; j < 2; ++j) {
                 f32x16 values[OUT];
-                for (int o = 0; o < OUT; ++o) {
-                    values[o] = codes.values(words[o], j);
-                    if constexpr (!SCALE_SUMS) values[o] *= scale[o];
-                }
-                const float* row = x + j * LANES;
-                for (int r = 0; r < ROWS; ++r, row += in) {
-                    const f32x16 factor = in_register(load(row));
-                    for (int o = 0; o < OUT; ++o) to[r][o] += values[o] * factor;
+                for (int o = 0; o < OUT; ++o) values[o] = codes.values(words[o], j);
+#pragma GCC unroll 4
+                for (int i = 0; i < REGISTERS; ++i) {
+                    FloatRegister part[OUT];
+                    for (int o = 0; o < OUT; ++o) {
+                        part[o] = register_of(values[o], i);
+                        if constexpr (!SCALE_SUMS) part[o] *= scale[o];
+                    }
+                    const float* row = x + j * LANES + i * (LANES / REGISTERS);
+                    for (int r = 0; r < ROWS; ++r, row += in) {
+                        const FloatRegister factor = in_register(load_as<FloatRegister>(row));
+                        for (int o = 0; o < OUT; ++o) to[r][o][i] += part[o] * factor;
+                    }
                 }
             }
         }
         if constexpr (SCALE_SUMS)
             for (int r = 0; r < ROWS; ++r)
-                for (int o = 0; o < OUT; ++o) sums[r][o] += own[r][o] * scale[o];
+                for (int o = 0; o < OUT; ++o)
+                    for (int i = 0; i < REGISTERS; ++i) sums[r][o][i] += own[r][o][i] * scale[o];
     }
-    store_sums(sums, y, weight.out);
+    f32x16 vectors[ROWS][OUT];
+    std::memcpy(vectors, sums, sizeof vectors);
+    store_sums(vectors, y, weight.out);
 }
 
 // Returns true if the row length is a multiple of the block size, and the block size is a multiple of STEP.
@@ -102,7 +111,7 @@ void aligned(const float* x, const QuantizedWeight& weight, float* y, i64 rows, 
         const char* const ahead = order.ahead(from);
         const float* scales = scales_of(weight, o * blocks, outputs * blocks);
         prefetch_scales(weight, (o + L2_LEAD / row_bytes) * blocks, outputs * blocks);
-        split_rows<outputs, 16>(rows, [&](auto count, i64 row) {
+        split_rows<outputs, SUMS>(rows, [&](auto count, i64 row) {
             const float* operand = x + row * weight.in;
             float* to = y + row * weight.out + o;
             if (count <= 2 || blocks == 1)

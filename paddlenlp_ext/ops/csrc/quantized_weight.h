@@ -37,13 +37,23 @@ void small_batch_part(const float* x, const QuantizedWeight& weight, float* y, i
 static inline f32x16 int8_to_float(const uint8_t* codes, i64 count) {
     i8x16 bytes{};
     std::memcpy(&bytes, codes, size_t(count));
-    return __builtin_convertvector(widen(bytes), f32x16);
+    return to_floats(widen(bytes));
 }
 
 // Returns, for each lane, the level of the lowest four bits of its code. AVX-512 needs one permutation instruction.
 static inline f32x16 look_up(f32x16 levels, u32x16 codes) {
 #if defined(__AVX512F__)
     return (f32x16)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)codes, (__m512)levels);
+#elif defined(__AVX2__)
+    // A permutation reads three bits of a code. The fourth bit selects one of two permutations.
+    const __m256 lower = (__m256)register_of(levels, 0), upper = (__m256)register_of(levels, 1);
+    return by_registers(
+        [=](IntRegister code) {
+            const __m256 fourth_bit = (__m256)(code << 28);
+            return (FloatRegister)_mm256_blendv_ps(_mm256_permutevar8x32_ps(lower, (__m256i)code),
+                                                   _mm256_permutevar8x32_ps(upper, (__m256i)code), fourth_bit);
+        },
+        (i32x16)codes);
 #else
     return __builtin_shuffle(levels, (i32x16)(codes & 15));
 #endif

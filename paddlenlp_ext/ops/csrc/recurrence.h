@@ -78,7 +78,8 @@ inline void for_each_lower(i64 row, Run&& run) {
 // Returns the first `count` lanes of x, and zeros in the other lanes.
 inline f32x16 first_lanes(f32x16 x, i64 count) {
     const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return lanes < int32_t(count) ? x : f32x16{};
+    return by_registers([=](IntRegister lane, FloatRegister x) { return lane < int32_t(count) ? x : FloatRegister{}; },
+                        lanes, x);
 }
 
 // to [rows, width] = L x, or L^T x, added to the previous `to` if `accumulate` is set, for a lower triangular matrix L

@@ -9,7 +9,7 @@
 
 #include "api.h"
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -54,11 +54,71 @@ static inline Vector in_register(Vector x) {
     return x;
 }
 
-static inline f32x16 max(f32x16 x, f32x16 y) { return x > y ? x : y; }
+// -- functions of one register ----------------------------------------------------------------------------------------
+
+// GCC 12 compiles comparisons, selections and conversions of vectors that are wider than a register lane by lane.
+#if defined(__AVX512F__)
+constexpr int REGISTER_BYTES = 64;
+#elif defined(__AVX__)
+constexpr int REGISTER_BYTES = 32;
+#else
+constexpr int REGISTER_BYTES = 16;
+#endif
+typedef float FloatRegister __attribute__((vector_size(REGISTER_BYTES)));
+typedef int32_t IntRegister __attribute__((vector_size(REGISTER_BYTES)));
+typedef uint32_t UnsignedRegister __attribute__((vector_size(REGISTER_BYTES)));
+
+constexpr int REGISTERS = 64 / REGISTER_BYTES;  // registers of a vector of 16 floats
+
+static inline FloatRegister all_lanes(float value) { return value - FloatRegister{}; }
+
+static inline FloatRegister register_of(const f32x16& x, int index) {
+    return load_as<FloatRegister>(reinterpret_cast<const char*>(&x) + index * REGISTER_BYTES);
+}
+static inline IntRegister register_of(const i32x16& x, int index) {
+    return load_as<IntRegister>(reinterpret_cast<const char*>(&x) + index * REGISTER_BYTES);
+}
+
+// Returns run(x...) for vectors x, where `run` computes on one register of each vector.
+#if defined(__AVX512F__)
+template <class Run, class... Vectors>
+static inline auto by_registers(Run&& run, Vectors... x) {
+    return run(x...);
+}
+#else
+static inline f32x16 whole_vector(const FloatRegister* parts) { return load_as<f32x16>(parts); }
+static inline i32x16 whole_vector(const IntRegister* parts) { return load_as<i32x16>(parts); }
+static inline u32x16 whole_vector(const UnsignedRegister* parts) { return load_as<u32x16>(parts); }
+
+template <class Run, class... Vectors>
+static inline __attribute__((always_inline)) auto by_registers(Run&& run, Vectors... x) {
+    decltype(run(register_of(x, 0)...)) parts[REGISTERS];
+#pragma GCC unroll 4
+    for (int index = 0; index < REGISTERS; ++index) parts[index] = run(register_of(x, index)...);
+    return whole_vector(parts);
+}
+#endif
+
+static inline f32x16 max(f32x16 x, f32x16 y) {
+    return by_registers([](FloatRegister x, FloatRegister y) { return x > y ? x : y; }, x, y);
+}
+static inline i32x16 is_greater(f32x16 x, f32x16 y) {
+    return by_registers([](FloatRegister x, FloatRegister y) { return x > y; }, x, y);
+}
+// Returns the lanes of x where `condition` is set, and the lanes of y elsewhere.
+static inline f32x16 select(i32x16 condition, f32x16 x, f32x16 y) {
+    return by_registers([](IntRegister c, FloatRegister x, FloatRegister y) { return c ? x : y; }, condition, x, y);
+}
+static inline f32x16 to_floats(i32x16 x) {
+    return by_registers([](IntRegister x) { return __builtin_convertvector(x, FloatRegister); }, x);
+}
 // Returns whether a lane of the result of a comparison is set.
 static inline bool any(i32x16 lanes) {
 #if defined(__AVX512F__)
     return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
+#elif defined(__AVX2__)
+    const __m256i either = (__m256i)(register_of(lanes, 0) | register_of(lanes, 1));
+    return _mm256_testz_si256(either, either) == 0;
 #else
     int32_t set = 0;
     for (i64 lane = 0; lane < LANES; ++lane) set |= lanes[lane];
@@ -133,9 +193,28 @@ static inline u32x16 load_four_times(const uint8_t* from) {
     for (int i = 0; i < 4; ++i) std::memcpy(reinterpret_cast<char*>(&words) + i * 16, from, 16);
     return words;
 }
+#if defined(__AVX2__)
+static inline u32x16 widen(u16x16 value) {
+    const __m256i both = (__m256i)value;
+    const __m256i parts[2] = {_mm256_cvtepu16_epi32(_mm256_castsi256_si128(both)),
+                              _mm256_cvtepu16_epi32(_mm256_extracti128_si256(both, 1))};
+    return load_as<u32x16>(parts);
+}
+static inline u32x16 widen(u8x16 value) {
+    const __m128i all = (__m128i)value;
+    const __m256i parts[2] = {_mm256_cvtepu8_epi32(all), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(all, all))};
+    return load_as<u32x16>(parts);
+}
+static inline i32x16 widen(i8x16 value) {
+    const __m128i all = (__m128i)value;
+    const __m256i parts[2] = {_mm256_cvtepi8_epi32(all), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(all, all))};
+    return load_as<i32x16>(parts);
+}
+#else
 static inline u32x16 widen(u16x16 value) { return __builtin_convertvector(value, u32x16); }
 static inline u32x16 widen(u8x16 value) { return __builtin_convertvector(value, u32x16); }
 static inline i32x16 widen(i8x16 value) { return __builtin_convertvector(value, i32x16); }
+#endif
 static inline i8x16 narrow_to_int8(i32x16 value) { return __builtin_convertvector(value, i8x16); }
 #endif
 
@@ -153,11 +232,21 @@ static inline float to_float(bf16 value) {
 static inline u16x16 to_bf16(f32x16 value) { return (u16x16)_mm512_cvtneps_pbh((__m512)value); }
 #else
 static inline u16x16 to_bf16(f32x16 value) {
-    u32x16 bits = (u32x16)value;
-    u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    u32x16 quiet = (bits >> 16) | 0x40;
-    i32x16 is_nan = value != value;
-    return __builtin_convertvector(is_nan ? quiet : rounded, u16x16);
+    const u32x16 upper_half = by_registers(
+        [](FloatRegister x) {
+            const UnsignedRegister bits = (UnsignedRegister)x, quiet = (bits >> 16) | 0x40;
+            const UnsignedRegister rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+            return x != x ? quiet : rounded;
+        },
+        value);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    __m256i parts[2];
+    std::memcpy(parts, &upper_half, sizeof parts);
+    // The instruction packs the 128-bit lanes of both registers alternately.
+    return (u16x16)_mm256_permute4x64_epi64(_mm256_packus_epi32(parts[0], parts[1]), 0xd8);
+#else
+    return __builtin_convertvector(upper_half, u16x16);
+#endif
 }
 #endif
 static inline void store(bf16* to, f32x16 value) {
@@ -216,15 +305,15 @@ static inline void with_dtype(bool is_bf16, Run&& run) {
 
 // x = n ln 2 + r with an integer n and |r| <= ln 2 / 2.
 struct SplitExponent {
-    f32x16 n, r;
-    explicit SplitExponent(f32x16 x) {
-        const f32x16 shift = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    FloatRegister n, r;
+    explicit SplitExponent(FloatRegister x) {
+        const FloatRegister shift = all_lanes(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
         n = (x * 1.44269504f + shift) - shift;
         r = (x - n * 0.693359375f) - n * -2.12194440e-4f;  // ln 2 as a sum; the first term has few bits
     }
     // (e^r - 1) / r, as the Taylor series of e^r up to r^7, whose relative error is below 1e-8.
-    f32x16 series() const {
-        f32x16 sum = broadcast(1.0f / 5040);
+    FloatRegister series() const {
+        FloatRegister sum = all_lanes(1.0f / 5040);
         sum = sum * r + 1.0f / 720;
         sum = sum * r + 1.0f / 120;
         sum = sum * r + 1.0f / 24;
@@ -236,30 +325,37 @@ struct SplitExponent {
 
 // The total relative error is about 1e-7. Returns 0 below -87.3 (so that e^-inf is 0) and the largest finite power
 // above 88.7; NaN stays NaN.
-static inline f32x16 exp(f32x16 x) {
-    const f32x16 lowest = broadcast(-87.33654f), highest = broadcast(88.72283f);
-    i32x16 underflows = x < lowest;
+static inline FloatRegister exp_register(FloatRegister x) {
+    const FloatRegister lowest = all_lanes(-87.33654f), highest = all_lanes(88.72283f);
+    const IntRegister underflows = x < lowest;
     x = underflows ? lowest : x;
     x = x > highest ? highest : x;
     const SplitExponent split(x);
-    i32x16 exponent = __builtin_convertvector(split.n, i32x16);
-    i32x16 half = exponent >> 1;  // in two steps, because 2^128 is not a float
-    f32x16 first = (f32x16)((u32x16)(half + 127) << 23), second = (f32x16)((u32x16)(exponent - half + 127) << 23);
-    f32x16 result = (split.series() * split.r + 1.0f) * first * second;
-    return underflows ? f32x16{} : result;
+    const IntRegister exponent = __builtin_convertvector(split.n, IntRegister);
+    const IntRegister half = exponent >> 1;  // in two steps, because 2^128 is not a float
+    const FloatRegister first = (FloatRegister)((UnsignedRegister)(half + 127) << 23);
+    const FloatRegister second = (FloatRegister)((UnsignedRegister)(exponent - half + 127) << 23);
+    const FloatRegister result = (split.series() * split.r + 1.0f) * first * second;
+    return underflows ? FloatRegister{} : result;
 }
-static inline f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
+static inline f32x16 exp(f32x16 x) { return by_registers(exp_register, x); }
+static inline f32x16 sigmoid(f32x16 x) {
+    return by_registers([](FloatRegister x) { return 1.0f / (1.0f + exp_register(-x)); }, x);
+}
 
 // tanh |x| = e / (e + 2) with e = e^(2|x|) - 1, computed without cancellation: the relative error is below 3e-7 for all
 // x. NaN stays NaN.
-static inline f32x16 tanh(f32x16 x) {
-    const u32x16 sign = (u32x16)x & 0x80000000u;
-    const f32x16 absolute = (f32x16)((u32x16)x ^ sign), highest = broadcast(10.0f);  // tanh is 1 in float from 9.1 on
+static inline FloatRegister tanh_register(FloatRegister x) {
+    const UnsignedRegister sign = (UnsignedRegister)x & 0x80000000u;
+    const FloatRegister absolute = (FloatRegister)((UnsignedRegister)x ^ sign);
+    const FloatRegister highest = all_lanes(10.0f);  // tanh is 1 in float from 9.1 on
     const SplitExponent split(2.0f * (absolute > highest ? highest : absolute));
-    const f32x16 power = (f32x16)((u32x16)(__builtin_convertvector(split.n, i32x16) + 127) << 23);
-    const f32x16 e = power * (split.series() * split.r) + (power - 1.0f);
-    return (f32x16)((u32x16)(e / (e + 2.0f)) | sign);
+    const IntRegister exponent = __builtin_convertvector(split.n, IntRegister);
+    const FloatRegister power = (FloatRegister)((UnsignedRegister)(exponent + 127) << 23);
+    const FloatRegister e = power * (split.series() * split.r) + (power - 1.0f);
+    return (FloatRegister)((UnsignedRegister)(e / (e + 2.0f)) | sign);
 }
+static inline f32x16 tanh(f32x16 x) { return by_registers(tanh_register, x); }
 
 // -- 2^x and square roots ---------------------------------------------------------------------------------------------
 
@@ -267,22 +363,26 @@ static inline f32x16 tanh(f32x16 x) {
 //
 // x is split into an integer and a fraction of at most 1/2 in magnitude. The polynomial is the minimax fit of degree 5
 // to 2^fraction.
-static inline f32x16 exp2(f32x16 x) {
+static inline FloatRegister exp2_register(FloatRegister x) {
     const float rounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
-    const f32x16 shifted = x + rounder;
-    const f32x16 fraction = x - (shifted - rounder);
-    f32x16 power = 1.3276471155e-03f * fraction + 9.6755413278e-03f;
+    const FloatRegister shifted = x + rounder;
+    const FloatRegister fraction = x - (shifted - rounder);
+    FloatRegister power = 1.3276471155e-03f * fraction + 9.6755413278e-03f;
     power = power * fraction + 5.5507132761e-02f;
     power = power * fraction + 2.4022119724e-01f;
     power = power * fraction + 6.9314696706e-01f;
     power = power * fraction + 1.0000000717e+00f;
-    const u32x16 exponent = ((u32x16)shifted << 23) + (127u << 23);  // unsigned: wraps around far below -126
-    return x < -126.0f ? f32x16{} : power * (f32x16)exponent;
+    // Unsigned arithmetic wraps around far below -126.
+    const UnsignedRegister exponent = ((UnsignedRegister)shifted << 23) + (127u << 23);
+    return x < -126.0f ? FloatRegister{} : power * (FloatRegister)exponent;
 }
+static inline f32x16 exp2(f32x16 x) { return by_registers(exp2_register, x); }
 
 static inline f32x16 square_root(f32x16 x) {
 #if defined(__AVX512F__)
     return (f32x16)_mm512_maskz_sqrt_ps(0xffff, (__m512)x);
+#elif defined(__AVX2__)
+    return by_registers([](FloatRegister x) { return (FloatRegister)_mm256_sqrt_ps((__m256)x); }, x);
 #else
     for (i64 lane = 0; lane < LANES; ++lane) x[lane] = std::sqrt(x[lane]);
     return x;
