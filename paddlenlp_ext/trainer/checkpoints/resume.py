@@ -11,6 +11,7 @@ from paddlenlp_ext.checkpoint.training_state import load_training_state
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.dataclass_options import Option, options_of
 from paddlenlp_ext.config.run_config import method_options
+from paddlenlp_ext.config.sections.distillation import DistillationConfig
 from paddlenlp_ext.data.sampler import check_same_data_order
 from paddlenlp_ext.trainer.checkpoints.output_dir import AUTO, checkpoint_folder, resume_candidates
 from paddlenlp_ext.trainer.checkpoints.save_and_restore import HAS_MANIFEST, read_state
@@ -22,10 +23,7 @@ from paddlenlp_ext.utils.logging import get_logger
 logger = get_logger(__name__)
 
 _OBJECTIVE_SECTIONS = ("distillation", "preference", "reward", "grpo", "rewards")
-_NOT_OBJECTIVE = (
-    *("steps_per_generation", "num_generations_eval", "sampling_batch_size", "reward_time_limit"),
-    "teacher_logps_path",
-)
+_NOT_OBJECTIVE = ("steps_per_generation", "num_generations_eval", "sampling_batch_size", "reward_time_limit")
 """Keys of these sections that do not affect the loss; `steps_per_generation` is compared in the data order."""
 _REPORTED_SECTIONS = ("optim", "precision")
 _WITHOUT_EFFECT = ("device", "scale_loss")  # a run may resume on another device, and restores the loss scale
@@ -171,13 +169,17 @@ def _report_changes(checkpoint: Path, config: RunConfig) -> None:
 
 
 def _changes(checkpoint: Path, config: RunConfig, options: list[Option]) -> list[str]:
-    """Describe the options whose values differ from the checkpoint; ignore options that the checkpoint lacks."""
-    saved = read_json_object(checkpoint / "run_config.json")
-    current = json.loads(json.dumps(config.to_flat_dict()))
+    """Describe the options whose values differ from the checkpoint; ignore options that the checkpoint lacks.
+
+    Options of distillation are not ignored: a run that does not distill does not write them (`to_flat_dict`).
+    """
+    unwritten = {option.key: option.default for option in options_of(DistillationConfig, "distillation")}
+    saved = unwritten | read_json_object(checkpoint / "run_config.json")
+    current = unwritten | json.loads(json.dumps(config.to_flat_dict()))
     return [
-        f"{option.key} was {json.dumps(saved[option.key])}, now {json.dumps(current.get(option.key))}"
+        f"{option.key} was {json.dumps(saved[option.key])}, now {json.dumps(current[option.key])}"
         for option in options
-        if option.key in saved and saved[option.key] != current.get(option.key)
+        if option.key in saved and saved[option.key] != current[option.key]
     ]
 
 
