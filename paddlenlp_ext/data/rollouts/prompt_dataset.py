@@ -97,6 +97,7 @@ class StoredRollouts:
     Args:
         rollouts: the groups.
         file: name of the file.
+        lines: number of the line of each group in the file; None: the groups are all lines of the file.
 
     Attributes:
         rollouts: the groups; `row_index` is the index in this list.
@@ -106,9 +107,9 @@ class StoredRollouts:
 
     prefixes = None
 
-    def __init__(self, rollouts: Sequence[Rollout], file: str) -> None:
+    def __init__(self, rollouts: Sequence[Rollout], file: str, lines: Sequence[int] | None = None) -> None:
         self.rollouts = [replace(rollout, row_index=index) for index, rollout in enumerate(rollouts)]
-        self.file = file
+        self.file, self._lines = file, lines or range(1, len(rollouts) + 1)
         self.lengths = np.array([len(each.prompt_ids) for each in self.rollouts], np.int64)
         longest = [len(each.prompt_ids) + int(each.lengths.max()) - 1 for each in self.rollouts]
         self.sequence_lengths = np.array(longest, np.int64)
@@ -129,7 +130,13 @@ class StoredRollouts:
 
     def source(self, index: int) -> tuple[str, int]:
         """Return the file and the line of group `index`."""
-        return self.file, index + 1
+        return self.file, self._lines[index]
+
+    def select(self, indices: Sequence[int]) -> StoredRollouts:
+        """Return the groups at `indices`."""
+        return StoredRollouts(
+            [self.rollouts[index] for index in indices], self.file, [self._lines[index] for index in indices]
+        )
 
     def head(self, count: int) -> list[EncodedRow]:
         """Return at most `count` prompts from the start."""

@@ -90,7 +90,7 @@ def drop_stored_without_gradient(stored: StoredRollouts) -> StoredRollouts:
     Raises:
         ValueError: no group has a gradient.
     """
-    kept = [group for group in stored.rollouts if not _lacks_gradient(group)]
+    kept = [index for index, group in enumerate(stored.rollouts) if not _lacks_gradient(group)]
     if not kept:
         raise ValueError(
             f"{stored.file}: the rewards of each group are equal, so that no group has a gradient; use other rollouts, "
@@ -104,7 +104,7 @@ def drop_stored_without_gradient(stored: StoredRollouts) -> StoredRollouts:
             len(stored.rollouts),
             stored.file,
         )
-    return StoredRollouts(kept, stored.file)
+    return stored.select(kept)
 
 
 def _lacks_gradient(group: Rollout) -> bool:

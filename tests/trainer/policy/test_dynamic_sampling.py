@@ -75,6 +75,7 @@ def test_drop_stored_without_gradient_keeps_groups_whose_rewards_differ(caplog):
     kept = drop_stored_without_gradient(StoredRollouts(groups, "r.jsonl"))
     assert [each.rewards.tolist() for each in kept.rollouts] == [[1, 0], [0, 0.5]]
     assert rows_of(kept.rollouts) == [0, 1], "indices of the remaining groups"
+    assert [kept.source(index) for index in range(2)] == [("r.jsonl", 2), ("r.jsonl", 4)], "lines of the file"
     assert "dropped 2 of 4 groups of r.jsonl" in caplog.text
 
 
