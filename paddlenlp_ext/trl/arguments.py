@@ -399,7 +399,8 @@ class GRPOConfig(TrainingArguments):
         """Return the keys and values of the run configuration that these arguments set.
 
         Raises:
-            ValueError: `generation_batch_size` cannot be divided into micro-batches.
+            ValueError: `generation_batch_size` cannot be divided into micro-batches, or `steps_per_generation` is also
+                set.
         """
         keys = super().to_run_keys()
         group = self.num_generations_eval or self.num_generations
@@ -409,10 +410,13 @@ class GRPOConfig(TrainingArguments):
         return derived | keys
 
     def _steps_per_generation(self, num_completions: int) -> int:
-        steps, remainder = divmod(num_completions, self.per_device_train_batch_size * world_size())
-        if remainder or self.steps_per_generation is not None:
+        if self.steps_per_generation is not None:
+            raise ValueError("GRPOConfig: generation_batch_size and steps_per_generation exclude each other; set one")
+        unit = self.per_device_train_batch_size * world_size()
+        steps, remainder = divmod(num_completions, unit)
+        if remainder:
             raise ValueError(
-                f"GRPOConfig: generation_batch_size={num_completions} must be a multiple of "
-                "per_device_train_batch_size times the number of processes, without steps_per_generation"
+                f"GRPOConfig: generation_batch_size={num_completions} must be a multiple of {unit}, "
+                "per_device_train_batch_size times the number of processes"
             )
         return steps

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from paddle import nn
+
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parser import run_config_from
@@ -314,11 +316,21 @@ class GRPOTrainer(_TaskTrainer):
 def _named_functions(
     reward_funcs: RewardFunction | str | Sequence[RewardFunction | str],
 ) -> dict[str, RewardFunction | str]:
-    """Return reward functions by their entries in the key `reward_funcs`: a name, or module.function."""
+    """Return reward functions by their entries in the key `reward_funcs`: a name, or module.function.
+
+    Raises:
+        ValueError: an item is neither a function nor a name, or two functions have the same name.
+    """
     is_one = isinstance(reward_funcs, str) or callable(reward_funcs)
     listed: Sequence[Any] = (reward_funcs,) if is_one else reward_funcs
     named: dict[str, RewardFunction | str] = {}
     for each in listed:
+        if isinstance(each, nn.Layer) or (isinstance(each, str) and "/" in each and ".py:" not in each):
+            named_model = each if isinstance(each, str) else type(each).__name__
+            raise ValueError(
+                f'reward_funcs: {named_model} is a model; pass "reward_model", and the folder of the model in '
+                "run_keys={'reward_model_name_or_path': FOLDER}"
+            )
         if not isinstance(each, str) and not callable(each):
             raise ValueError(f"reward_funcs: {each!r:.60} is not a function or the name of one; pass a function")
         name = each if isinstance(each, str) else f"{each.__module__}.{getattr(each, '__name__', type(each).__name__)}"

@@ -84,9 +84,18 @@ def test_grpo_config_sets_the_key_of_each_argument(arguments, section, expected)
     assert {name: values[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("arguments", [{"generation_batch_size": 12}, {"steps_per_generation": 2}])
-def test_grpo_config_with_a_generation_batch_size_that_does_not_fit_is_an_error(arguments):
-    with pytest.raises(ValueError, match="must be a multiple of per_device_train_batch_size"):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"generation_batch_size": 12},
+            "generation_batch_size=12 must be a multiple of 8, per_device_train_batch_size",
+        ),
+        ({"steps_per_generation": 2}, "generation_batch_size and steps_per_generation exclude each other"),
+    ],
+)
+def test_grpo_config_with_a_generation_batch_size_that_does_not_fit_is_an_error(arguments, message):
+    with pytest.raises(ValueError, match=message):
         GRPOConfig("out", **{"generation_batch_size": 16, **arguments}).to_run_keys()
 
 

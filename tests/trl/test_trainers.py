@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paddle import nn
 
 from paddlenlp_ext import (
     AutoModelForCausalLM,
@@ -331,6 +332,8 @@ def test_grpo_trainer_resumes_with_its_function_to_the_same_bits(model_id: str):
     [
         ([reward_length, reward_length], "two functions have the name"),
         ([1.5], "1.5 is not a function"),
+        (nn.Linear(2, 1), 'Linear is a model; pass "reward_model"'),
+        ("organisation/judge", 'organisation/judge is a model; pass "reward_model"'),
         ("reward_lenth", "Your own function is module.function"),
         ([], "reward_funcs is not set"),
     ],
