@@ -34,7 +34,10 @@ def teacher_source(options: DistillationConfig) -> ModelSource:
     assert options.teacher_model_name_or_path is not None, "the run has no teacher"
     algo = options.teacher_weight_quantize_algo
     quantization = None if algo is None else QuantizationConfig(algo=algo)
-    return ModelSource.resolve(options.teacher_model_name_or_path, quantization=quantization)
+    try:
+        return ModelSource.resolve(options.teacher_model_name_or_path, quantization=quantization)
+    except ValueError as error:
+        raise ValueError(f"teacher_model_name_or_path: {error}") from error
 
 
 def load_teacher(source: ModelSource, config: RunConfig) -> CausalLM:

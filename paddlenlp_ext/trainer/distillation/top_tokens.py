@@ -12,6 +12,7 @@ A position takes 6 K bytes, 384 bytes for K = 64.
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,8 +28,9 @@ from paddlenlp_ext.data.collate import Collate, PackedBatch
 from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.ops.linear_divergence.divergences import log_softmax_
 from paddlenlp_ext.trainer.single_process import ProcessGroup
-from paddlenlp_ext.utils.files import read_json_object, write_json
+from paddlenlp_ext.utils.files import check_writable, read_json_object, write_json
 from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.storage_errors import explained_errors
 
 logger = get_logger("paddlenlp_ext.trainer")
 _SETTINGS_FILE = "settings.json"
@@ -115,10 +117,16 @@ class TopTokenStore:
             ValueError: the stored settings differ from the settings of the run, or the files are damaged.
         """
         stored = read_json_object(self.folder / _SETTINGS_FILE)
-        wanted = asdict(self._wanted) | {"vocab_size": min(vocab_size, stored.get("vocab_size", 0))}
+        wanted, compared = asdict(self._wanted), stored.get("vocab_size")
+        # The teacher may have fewer tokens, because the vocabularies are padded to different sizes.
+        wanted["vocab_size"] = min(vocab_size, compared) if isinstance(compared, int) else vocab_size
         if self._wanted.teacher is None:
             wanted["teacher"] = stored.get("teacher")
-        keys = {"temperature": "distillation_temperature", "top_k": "teacher_top_k"}
+        keys = {
+            "teacher": "the hash of the teacher's files, quantization and dtype",
+            "temperature": "distillation_temperature",
+            "top_k": "teacher_top_k",
+        }
         changes = [
             f"{keys.get(name, name)} was {stored.get(name)}, now {value}"
             for name, value in wanted.items()
@@ -149,10 +157,15 @@ class TopTokenStore:
                 batch's target positions to their logits [R, V].
 
         Raises:
-            ValueError: the teacher's log-probabilities are not finite, or the folder is not writable.
+            ValueError: the teacher's log-probabilities are not finite, `top_k` exceeds `vocab_size`, the disk is full,
+                or the folder is not writable.
         """
         started = time.perf_counter()
         settings = replace(self._wanted, vocab_size=vocab_size)
+        if settings.top_k > vocab_size:
+            raise ValueError(
+                f"teacher_top_k: {settings.top_k:,} is more than the {vocab_size:,} tokens of both models; lower it"
+            )
         group = self._process_group
         if group.is_main:
             self._create_files()
@@ -190,20 +203,25 @@ class TopTokenStore:
                 raise ValueError(
                     f"teacher_logps_path: {self.folder / file} cannot be read ({error}); delete the folder"
                 ) from error
-        if any(array.shape != shape for array in arrays):
-            raise ValueError(f"teacher_logps_path: the files in {self.folder} have a wrong shape; delete the folder")
+        if any(array.shape != shape for array in arrays) or [array.dtype for array in arrays] != [*_FILES.values()]:
+            raise ValueError(
+                f"teacher_logps_path: the files in {self.folder} have a wrong shape or dtype; delete the folder"
+            )
         return TopTokens(arrays[0], arrays[1], self._starts)
 
     def _create_files(self) -> None:
+        """Create files of the final size.
+
+        Disk space is allocated for the whole files, because a write to a memory map of a full disk kills the process.
+        """
         shape = (self._wanted.num_positions, self._wanted.top_k)
-        try:
+        check_writable(self.folder, "teacher_logps_path")
+        with explained_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             for file, dtype in _FILES.items():
                 np.lib.format.open_memmap(self.folder / file, "w+", dtype, shape).flush()
-        except OSError as error:
-            raise ValueError(
-                f"teacher_logps_path: {self.folder} cannot be written ({error}); choose another folder"
-            ) from error
+                with (self.folder / file).open("r+b") as stream:
+                    os.posix_fallocate(stream.fileno(), 0, os.fstat(stream.fileno()).st_size)
 
     def _most_likely(self, logits_RV: paddle.Tensor) -> tuple[np.ndarray, np.ndarray]:
         logps_RV = log_softmax_(logits_RV.astype("float32") / self._wanted.temperature)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from paddlenlp_ext.config.errors import ConfigError
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.trainer.distillation.top_tokens import TopTokenStore
 from paddlenlp_ext.trainer.finetune import FinetuneResult, finetune
 from tests.common.models import TINY_LLAMA, write_tiny_model
 from tests.common.training import assert_same_bits, weights
@@ -81,7 +84,7 @@ def test_stored_log_probabilities_of_other_settings_are_refused(folders: Path) -
     with pytest.raises(ValueError, match=r"teacher_top_k was 61, now 32"):
         run(folders, "second", **keys, teacher_top_k=32)
     AutoModelForCausalLM.from_config(TINY_LLAMA, seed=10).save_pretrained(folders / "teacher")
-    with pytest.raises(ValueError, match=r"teacher was \w+, now \w+"):
+    with pytest.raises(ValueError, match=r"hash of the teacher's .* was \w+, now \w+"):
         run(folders, "second", **keys)
     with (folders / "data" / "train.json").open("a") as file:
         file.write('{"src": "red", "tgt": "blue"}\n')
@@ -99,6 +102,47 @@ def test_interrupted_store_is_computed_again(folders: Path) -> None:
     assert_same_bits(weights(again.model), weights(first.model))
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("settings.json", b"{", "settings.json:1:2: damaged or not JSON"),
+        ("settings.json", b"{}", "vocab_size was None, now 61"),
+        ("ids.npy", b"", "ids.npy cannot be read"),
+        ("ids.npy", None, "ids.npy cannot be read"),
+    ],
+)
+def test_damaged_store_is_refused_by_file(folders: Path, file: str, content: bytes | None, message: str) -> None:
+    keys = {"teacher_logps_path": str(folders / "logps"), "max_steps": 1}
+    run(folders, "first", **keys)
+    damaged = stores(folders)[0] / file
+    damaged.unlink() if content is None else damaged.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        run(folders, "second", teacher=None, **keys)
+
+
+def test_store_with_another_dtype_is_refused(folders: Path) -> None:
+    keys = {"teacher_logps_path": str(folders / "logps"), "max_steps": 1}
+    run(folders, "first", **keys)
+    file = stores(folders)[0] / "ids.npy"
+    np.save(file, np.load(file).astype(np.float32))
+    with pytest.raises(ValueError, match="wrong shape or dtype; delete the folder"):
+        run(folders, "second", teacher=None, **keys)
+
+
+def test_store_on_a_full_disk_is_refused_before_the_teacher_runs(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    monkeypatch.setattr(TopTokenStore, "_most_likely", None)
+    with pytest.raises(ValueError, match=r"logps/\w+: no space is left on the device; free some space"):
+        run(folders, "out", teacher_logps_path=str(folders / "logps"))
+    with pytest.raises(ValueError, match=r"teacher_logps_path: .*train.json is not a directory"):
+        run(folders, "out", teacher_logps_path=str(folders / "data" / "train.json"))
+
+
 def test_teacher_with_another_vocabulary_is_refused(folders: Path) -> None:
     file = folders / "teacher" / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
@@ -107,6 +151,11 @@ def test_teacher_with_another_vocabulary_is_refused(folders: Path) -> None:
     file.write_text(json.dumps(tokenizer))
     with pytest.raises(ValueError, match="has another vocabulary than the trained model"):
         run(folders, "out")
+
+
+def test_teacher_that_does_not_exist_is_an_error_with_the_name_of_the_key(folders: Path) -> None:
+    with pytest.raises(ValueError, match=r"teacher_model_name_or_path: no model '.*nothing'"):
+        run(folders, "out", teacher="nothing")
 
 
 def test_quantized_teacher_distills(folders: Path) -> None:
@@ -134,6 +183,14 @@ def test_resumed_run_with_another_teacher_is_refused(folders: Path) -> None:
     for changes in ({"teacher": "model"}, {"teacher": None}, {"distillation_beta": 0.0}):
         with pytest.raises(ValueError, match="was trained with a different objective"):
             run(folders, "out", resume_from_checkpoint=True, **{**keys, **changes})
+
+
+@pytest.mark.parametrize("key", ["teacher_model_name_or_path", "teacher_logps_path"])
+def test_resumed_run_that_did_not_distill_is_refused_as_a_distillation(folders: Path, key: str) -> None:
+    keys = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1, "teacher": None}
+    run(folders, "out", **keys)
+    with pytest.raises(ValueError, match=f"different objective: {key} was null, now"):
+        run(folders, "out", resume_from_checkpoint=True, **{**keys, "max_steps": 2, key: str(folders / "teacher")})
 
 
 def test_run_config_has_the_keys_of_distillation_only_if_the_run_distills(folders: Path) -> None:
