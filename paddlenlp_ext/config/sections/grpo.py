@@ -1,7 +1,6 @@
 """Configuration sections of GRPO (`llm/run_grpo.py`): groups, loss and sampling.
 
-Names and defaults follow TRL's `GRPOConfig`; other names of the keys are from PaddleNLP, verl,
-ms-swift and NeMo RL.
+Names and defaults follow TRL's `GRPOConfig`; other names of the keys are from PaddleNLP, verl, ms-swift and NeMo RL.
 """
 
 from __future__ import annotations
