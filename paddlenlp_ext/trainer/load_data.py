@@ -31,6 +31,7 @@ from paddlenlp_ext.data.training_rows import TrainingRows, load_rows
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.added_tokens import extend_vocabulary
+from paddlenlp_ext.trainer.distillation.teacher import teacher_source
 from paddlenlp_ext.trainer.policy.dynamic_sampling import drop_stored_without_gradient
 from paddlenlp_ext.utils.json_reader import IN_MEMORY
 from paddlenlp_ext.utils.logging import get_logger
@@ -221,7 +222,7 @@ def check_training_rows(
     eval_rows: TokenizedDataset | Mapping[str, TokenizedDataset] | None,
     max_context: int,
 ) -> None:
-    """Check how many target tokens truncation removes, and warn about rows that are longer than the model's context.
+    """Check how many target tokens truncation removes, and warn about rows beyond the model's or the teacher's context.
 
     The log states how many rows `dev_ratio` holds out. The target tokens of a stream are checked later, while its rows
     are read.
@@ -232,13 +233,18 @@ def check_training_rows(
         max_context: context of the model in positions, after RoPE scaling.
 
     Raises:
-        ValueError: the fraction of removed target tokens exceeds `max_lost_targets`.
+        ValueError: the fraction of removed target tokens exceeds `max_lost_targets`, or the teacher does not exist.
     """
     if config.data.dev_ratio and train_rows is not None and isinstance(eval_rows, TokenizedDataset):
         _log_held_out(config.data.dev_ratio, eval_rows, train_rows)
     if train_rows is not None and not isinstance(train_rows, TokenStream):
         check_losses(train_rows.stats, config.data.max_lost_targets)
-    if (warning := rows_beyond_context(config, train_rows, max_context)) is not None:
+    warnings = [rows_beyond_context(config, train_rows, max_context)]
+    if config.distillation is not None and config.distillation.teacher_model_name_or_path is not None:
+        context = DecoderConfig.from_dict(teacher_source(config.distillation).config).max_context
+        remedy = "lower max_length, or choose another teacher"
+        warnings.append(rows_beyond_context(config, train_rows, context, "teacher", remedy))
+    for warning in filter(None, warnings):
         get_logger().warning("%s", warning)
 
 
@@ -250,8 +256,21 @@ def _log_held_out(ratio: float, dev: TokenizedDataset, train: TrainingRows) -> N
     get_logger().info(message, describe_ratio(ratio), f"{held_out:,}", total)
 
 
-def rows_beyond_context(config: RunConfig, train_rows: TrainingRows | None, max_context: int) -> str | None:
-    """Return a warning about training rows longer than the model's context (after RoPE scaling).
+def rows_beyond_context(
+    config: RunConfig,
+    train_rows: TrainingRows | None,
+    max_context: int,
+    role: str = "model",
+    remedy: str = CONTEXT_REMEDY,
+) -> str | None:
+    """Return a warning about training rows longer than a context.
+
+    Args:
+        config: configuration of the run.
+        train_rows: training rows; None: the run does not train.
+        max_context: context in positions, after RoPE scaling.
+        role: model that has this context, "model" or "teacher".
+        remedy: end of the warning.
 
     Returns:
         A warning with the number of longer rows; for a stream, a warning that `max_length` exceeds the context. None if
@@ -265,4 +284,4 @@ def rows_beyond_context(config: RunConfig, train_rows: TrainingRows | None, max_
     else:
         count = int((train_rows.sequence_lengths > max_context).sum())
         longer = f"{count:,} of {len(train_rows):,} training rows are longer than" if count else None
-    return longer and f"{longer} the model's context of {max_context:,} positions; {CONTEXT_REMEDY}"
+    return longer and f"{longer} the {role}'s context of {max_context:,} positions; {remedy}"

@@ -158,6 +158,15 @@ def test_teacher_that_does_not_exist_is_an_error_with_the_name_of_the_key(folder
         run(folders, "out", teacher="nothing")
 
 
+def test_rows_longer_than_the_context_of_the_teacher_are_a_warning(
+    folders: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = folders / "teacher" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "max_position_embeddings": 4}))
+    run(folders, "out", max_steps=1)
+    assert "12 of 12 training rows are longer than the teacher's context of 4 positions; lower" in caplog.text
+
+
 def test_quantized_teacher_distills(folders: Path) -> None:
     plain = run(folders, "plain").metrics["train_loss"]
     quantized = run(folders, "quantized", teacher_weight_quantize_algo="weight_only_int8").metrics["train_loss"]
