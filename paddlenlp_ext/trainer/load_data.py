@@ -31,7 +31,7 @@ from paddlenlp_ext.data.training_rows import TrainingRows, load_rows
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.added_tokens import extend_vocabulary
-from paddlenlp_ext.trainer.distillation.teacher import teacher_source
+from paddlenlp_ext.trainer.distillation.teacher import teacher_context
 from paddlenlp_ext.trainer.policy.dynamic_sampling import drop_stored_without_gradient
 from paddlenlp_ext.utils.json_reader import IN_MEMORY
 from paddlenlp_ext.utils.logging import get_logger
@@ -241,8 +241,7 @@ def check_training_rows(
         check_losses(train_rows.stats, config.data.max_lost_targets)
     warnings = [rows_beyond_context(config, train_rows, max_context)]
     if config.distillation is not None and config.distillation.teacher_model_name_or_path is not None:
-        context = DecoderConfig.from_dict(teacher_source(config.distillation).config).max_context
-        remedy = "lower max_length, or choose another teacher"
+        context, remedy = teacher_context(config.distillation), "lower max_length, or choose another teacher"
         warnings.append(rows_beyond_context(config, train_rows, context, "teacher", remedy))
     for warning in filter(None, warnings):
         get_logger().warning("%s", warning)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.sections.distillation import DistillationConfig
@@ -15,6 +17,7 @@ from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.devices import capabilities
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.ops.cpp import bf16
 from paddlenlp_ext.quantization.config import QuantizationConfig
@@ -29,15 +32,26 @@ def teacher_source(options: DistillationConfig) -> ModelSource:
     """Find the files of the teacher.
 
     Raises:
-        ValueError: the teacher does not exist.
+        ValueError: the teacher does not exist or has no config.json.
     """
     assert options.teacher_model_name_or_path is not None, "the run has no teacher"
     algo = options.teacher_weight_quantize_algo
     quantization = None if algo is None else QuantizationConfig(algo=algo)
-    try:
-        return ModelSource.resolve(options.teacher_model_name_or_path, quantization=quantization)
-    except ValueError as error:
-        raise ValueError(f"teacher_model_name_or_path: {error}") from error
+    with _named_errors():
+        source = ModelSource.resolve(options.teacher_model_name_or_path, quantization=quantization)
+        read_model_config(source.path)  # an error of a later read would not name the key
+        return source
+
+
+def teacher_context(options: DistillationConfig) -> int:
+    """Return the context of the teacher in positions, after RoPE scaling.
+
+    Raises:
+        ValueError: the teacher does not exist, or its architecture is unknown.
+    """
+    source = teacher_source(options)
+    with _named_errors():
+        return DecoderConfig.from_dict(source.config).max_context
 
 
 def load_teacher(source: ModelSource, config: RunConfig) -> CausalLM:
@@ -46,9 +60,10 @@ def load_teacher(source: ModelSource, config: RunConfig) -> CausalLM:
     Raises:
         ValueError: the weights cannot be loaded.
     """
-    model = AutoModelForCausalLM.from_pretrained(
-        source, dtype=teacher_dtype(config.precision), use_flash_attention=config.model.use_flash_attention
-    )
+    with _named_errors():
+        model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=teacher_dtype(config.precision), use_flash_attention=config.model.use_flash_attention
+        )
     for parameter in model.parameters():
         parameter.stop_gradient = True
     logger.info("teacher: %s, loaded in %s", source.name, model.dtype_name)
@@ -65,9 +80,10 @@ def check_vocabulary(source: ModelSource, tokenizer: Any) -> None:
     """Check that the tokenizers of teacher and trained model map the same tokens to the same ids.
 
     Raises:
-        ValueError: the vocabularies differ.
+        ValueError: the vocabularies differ, or the teacher has no tokenizer.
     """
-    own, other = tokenizer.get_vocab(), load_tokenizer(source.tokenizer_path).get_vocab()
+    with _named_errors():
+        own, other = tokenizer.get_vocab(), load_tokenizer(source.tokenizer_path).get_vocab()
     if own == other:
         return
     different = sorted((id_, token) for token, id_ in own.items() if other.get(token) != id_)
@@ -94,6 +110,15 @@ def teacher_fingerprint(source: ModelSource, precision: PrecisionConfig) -> str:
         for block in _blocks(file):
             digest.update(block)
     return digest.hexdigest()
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    """Begin the messages of errors in reading the teacher with its key, because the student's files have the same."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"teacher_model_name_or_path: {error}") from error
 
 
 def _weight_files(path: Path) -> list[Path]:

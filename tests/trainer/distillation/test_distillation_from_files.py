@@ -153,9 +153,13 @@ def test_teacher_with_another_vocabulary_is_refused(folders: Path) -> None:
         run(folders, "out")
 
 
-def test_teacher_that_does_not_exist_is_an_error_with_the_name_of_the_key(folders: Path) -> None:
+def test_missing_file_of_the_teacher_is_an_error_with_the_name_of_the_key(folders: Path) -> None:
     with pytest.raises(ValueError, match=r"teacher_model_name_or_path: no model '.*nothing'"):
         run(folders, "out", teacher="nothing")
+    for file in ("model.safetensors", "tokenizer.json", "config.json"):  # each is found before the one before it
+        (folders / "teacher" / file).unlink()
+        with pytest.raises(ValueError, match=rf"teacher_model_name_or_path: .*{file.split('.')[0]}"):
+            run(folders, "out", teacher="teacher", overwrite_output_dir=True)
 
 
 def test_rows_longer_than_the_context_of_the_teacher_are_a_warning(
