@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "arrays.h"
 #include "elementwise.h"
@@ -53,13 +52,18 @@ class ExpertRows {
         for (i64 expert = 0; expert < options.experts; ++expert) scores_[expert] /= sum;
     }
 
-    // In a tie, the expert with the lowest index is chosen.
+    // In a tie, the expert with the lowest index is chosen. The chosen experts are distinct even if scores are NaN, so
+    // that no expert has more rows than there are positions.
     void choose_highest(const DecodeExperts& options, i64* chosen) const {
         for (i64 expert = 0; expert < options.experts; ++expert)
             ranks_[expert] = scores_[expert] + (options.correction == nullptr ? 0.0f : options.correction[expert]);
         for (i64 k = 0; k < options.top_k; ++k) {
-            chosen[k] = std::max_element(ranks_, ranks_ + options.experts) - ranks_;
-            ranks_[chosen[k]] = -std::numeric_limits<float>::infinity();
+            i64 best = options.experts;
+            for (i64 expert = 0; expert < options.experts; ++expert)
+                if ((best == options.experts || ranks_[expert] > ranks_[best]) &&
+                    std::find(chosen, chosen + k, expert) == chosen + k)
+                    best = expert;
+            chosen[k] = best;
         }
     }
 

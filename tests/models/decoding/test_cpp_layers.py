@@ -295,6 +295,17 @@ def test_cpp_layers_with_experts_equal_layers(name, algo, monkeypatch):
         check_equal(model, monkeypatch, PROMPTS[:num_rows], tolerance=5e-6)
 
 
+@paddle.no_grad()
+def test_cpp_layers_with_nan_logits_of_a_router_leave_other_rows_unchanged():
+    """Test that the experts of a position are distinct, so that their rows fit the memory of the step."""
+    model = AutoModelForCausalLM.from_config({**SIZES, **FAMILIES["mixtral_experts"], "num_experts_per_tok": 5})
+    absent = next(token for token in range(1, SIZES["vocab_size"]) if not any(token in each for each in PROMPTS))
+    model.model.embed_tokens.weight[absent] = float("nan")
+    hidden = [forward(model, [[token], [token], [3]], prefill(model, PROMPTS)[0]).numpy() for token in (7, absent)]
+    assert np.isnan(hidden[1][:2]).all()
+    np.testing.assert_allclose(hidden[1][2], hidden[0][2], rtol=1e-5)
+
+
 def test_cpp_layers_with_a_router_loss_have_no_loss(monkeypatch):
     options = {**FAMILIES["mixtral_experts"], "output_router_logits": True, "router_aux_loss_coef": 0.1}
     model = AutoModelForCausalLM.from_config({**SIZES, **options})
