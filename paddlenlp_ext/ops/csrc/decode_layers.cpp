@@ -112,7 +112,7 @@ class Worker {
 
     void add_mixed(const DecodeLayer& layer) {
         if (layer.o != nullptr) add(shared_.projected, layer.attention_out_norm);
-        if (layer.mamba != nullptr) add(shared_.mamba_projected, nullptr);
+        if (layer.mamba != nullptr) add(shared_.mamba_projected, layer.attention_out_norm);
     }
 
     // Computes the activations of the feed-forward block in `up`, and the logits of the router.

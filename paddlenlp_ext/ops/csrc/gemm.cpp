@@ -119,10 +119,10 @@ void gemm(bool transpose_a, bool transpose_b, i64 m, i64 n, i64 k, float alpha, 
 void gemm(bool transpose_a, bool transpose_b, i64 m, i64 n, i64 k, float alpha, const bf16* a, i64 lda, const bf16* b,
           i64 ldb, float beta, float* c, i64 ldc) {
     if (multiply_empty(m, n, k, beta, c, ldc)) return;
-    const char op_a = transpose_a ? 'T' : 'N', op_b = transpose_b ? 'T' : 'N';
-    require(dnnl_gemm_bf16bf16f32);
     if (!multiplies_bf16())
         return gemm_in_float(transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    const char op_a = transpose_a ? 'T' : 'N', op_b = transpose_b ? 'T' : 'N';
+    require(dnnl_gemm_bf16bf16f32);
     require_success(dnnl_gemm_bf16bf16f32(op_a, op_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc), m, n, k);
 }
 

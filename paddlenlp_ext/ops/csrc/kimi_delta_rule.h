@@ -145,7 +145,7 @@ struct ChannelChunk : DeltaFactors {
             f32x16 of_q{}, of_k{};
             for (i64 channel = 0; channel < dim; ++channel) {
                 const f32x16 column = plx::load(columns_ + channel * LANES);
-                const f32x16 decayed = is_earlier ? column * own[channel] : column;
+                const f32x16 decayed = select(is_earlier, column * own[channel], column);
                 store(columns_ + channel * LANES, decayed);
                 of_q += q[channel] * decayed;
                 of_k += k[channel] * decayed;
