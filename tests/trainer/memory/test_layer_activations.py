@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -205,29 +204,23 @@ def test_activations_of_normed_values_and_experts_beside_are_near_the_estimate(c
     assert 0.97 * measured <= expected <= measured
 
 
-@pytest.fixture(scope="module", params=OTHER_MIXERS)
-def mixers(request: pytest.FixtureRequest) -> Iterator[tuple[str, float]]:
-    """Build models with other mixers; yield the name of the mixers, and the measured bytes per token."""
-    with pytest.MonkeyPatch.context() as patch:
-        shape = {**SHAPE, **OTHER_MIXERS[request.param]}
-        patch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", shape)
-        yield request.param, measured_in_a_layer(None)
-
-
-def test_activations_of_other_mixers_are_near_the_estimate(mixers):
+@pytest.mark.parametrize("changes", OTHER_MIXERS.values(), ids=list(OTHER_MIXERS))
+def test_activations_of_other_mixers_are_near_the_estimate(changes, monkeypatch):
     """Compare with an estimate that leaves out values with one element per head, and the scales of norms."""
-    _, measured = mixers
-    assert 0.96 * measured <= predicted(None, OPS) <= 1.01 * measured
+    monkeypatch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", {**SHAPE, **changes})
+    measured, expected = measured_in_a_layer(None), predicted(None, OPS)
+    assert 0.96 * measured <= expected <= 1.01 * measured
 
 
 @pytest.mark.skipif(OPS is CPU_PADDLE, reason="compares the reference with the C++ library")
-@pytest.mark.parametrize("mixers", [name for name in OTHER_MIXERS if name != "short convolutions"], indirect=True)
-def test_activations_of_the_reference_of_a_recurrence_are_near_the_estimate(mixers):
+@pytest.mark.parametrize("mixers", [name for name in OTHER_MIXERS if name != "short convolutions"])
+def test_activations_of_the_reference_of_a_recurrence_are_near_the_estimate(mixers, monkeypatch):
     """Compare the additional activations; values with one element per head are not estimated."""
-    name, measured = mixers
+    monkeypatch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", {**SHAPE, **OTHER_MIXERS[mixers]})
     mixer, _ = build(None).config.other_mixers
-    op = next(op for kind, op in OPS_OF_MIXERS.items() if name.startswith(kind))
-    added = measured_in_a_layer(None, around=lambda: op.restricted_to("reference")) - measured
+    op = next(op for kind, op in OPS_OF_MIXERS.items() if mixers.startswith(kind))
+    found = measured_in_a_layer(None, around=lambda: op.restricted_to("reference"))
+    added = found - measured_in_a_layer(None)
     expected = 4 * (mixer.saved_size(in_cpp=False) - mixer.saved_size(in_cpp=True))
     assert 0 <= added - expected <= 4 * 6 * 8
 
