@@ -23,6 +23,7 @@ from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantize_linears
 from tests.common.marks import needs_cpp
 from tests.common.models import ODD_SIZES, TINY_DELTA, TINY_LLAMA, slow_decays
+from tests.common.same_bits import assert_same_bits
 
 pytestmark = needs_cpp
 needs_bf16 = pytest.mark.skipif(bf16.unavailable_reason() is not None, reason="needs bfloat16 products")
@@ -165,17 +166,6 @@ def test_block_of_a_gated_delta_net_with_child_documents_equals_layers_op_by_op(
     model = slow_decays(make_model(DELTA))
     parents = {"documents": [[2, 15, 5, 1, 14]], "parents": [[None, 0, 0, None, 3]]}
     check_equal(model, monkeypatch, ran, blocks=DELTA_BLOCKS, tolerance=2e-5, ids=IDS[:1], **parents)
-
-
-def assert_same_bits(got: np.ndarray, want: np.ndarray) -> None:
-    """Assert equal bits, or equality within rounding on processors without AVX-512.
-
-    There, the bits of a row of oneDNN's products depend on the number of rows.
-    """
-    if bf16.conversion_reason() is None:
-        np.testing.assert_array_equal(got, want)
-    else:
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
 
 
 def test_documents_in_one_pack_return_the_bits_of_separate_passes(ran):

@@ -70,7 +70,7 @@ def test_recompute_gives_same_loss_and_gradients(plain, name):
     assert gradients.keys() == want.keys() and want
     for key, gradient in want.items():
         # Layers with selected regions run op by op, not in training blocks: sums have another order.
-        np.testing.assert_allclose(gradients[key], gradient, rtol=0, atol=3e-6 * np.abs(gradient).max(), err_msg=key)
+        np.testing.assert_allclose(gradients[key], gradient, rtol=0, atol=5e-6 * np.abs(gradient).max(), err_msg=key)
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

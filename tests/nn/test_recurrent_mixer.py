@@ -12,6 +12,7 @@ from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from tests.common.marks import needs_cpp
 from tests.common.models import slow_decays
+from tests.common.same_bits import assert_same_bits
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 
 MIXERS = {
@@ -69,8 +70,10 @@ def test_recurrent_mixer_of_a_changed_neighbour_has_the_same_bits(family):
     (before, gradients), (after, new_gradients) = (
         outputs_and_gradients(family, model, ids, [list(LENGTHS)]) for ids in (rows, changed)
     )
-    np.testing.assert_array_equal(before[others], after[others])
-    np.testing.assert_array_equal(gradients["embeddings"][others], new_gradients["embeddings"][others])
+    # a changed neighbour changes the numbers of rows in the products of experts
+    assert_same = assert_same_bits if family == "nemotron_h_single_blocks" else np.testing.assert_array_equal
+    assert_same(before[others], after[others])
+    assert_same(gradients["embeddings"][others], new_gradients["embeddings"][others])
     assert np.abs(before[start:end] - after[start:end]).max() > 0.1
 
 

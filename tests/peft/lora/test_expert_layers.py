@@ -167,7 +167,7 @@ def test_lora_of_quantized_experts_comes_back_from_files_and_merges(algo: Any, t
     )
     np.testing.assert_array_equal(logits_of(loaded), expected)
     report = merge_adapter(tmp_path / "adapter", tmp_path / "merged", AutoModelForCausalLM.from_pretrained)
-    assert report.difference < 1e-5
+    assert report.difference < 2e-5
     np.testing.assert_allclose(logits_of(model.merge_and_unload()), expected, rtol=0, atol=1e-5)
     merge_adapter(
         tmp_path / "adapter", tmp_path / "original", AutoModelForCausalLM.from_pretrained, merge_base="original"

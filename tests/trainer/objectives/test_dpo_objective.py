@@ -94,7 +94,8 @@ def test_preference_loss_and_gradients_match_trl(loss_type, share_prompt, tmp_pa
     assert float(loss) == pytest.approx(float(golden[f"{loss_type}/loss"]), rel=1e-5)
     for name, value in objective.step_metrics(sums).items():
         if f"{loss_type}/{name}" in golden:
-            assert value == pytest.approx(float(golden[f"{loss_type}/{name}"]), rel=1e-5), name
+            # a margin is the difference of two rewards, and has their rounding
+            assert value == pytest.approx(float(golden[f"{loss_type}/{name}"]), rel=1e-5, abs=3e-6), name
     if loss_type == "sigmoid":
         for name, parameter in model.named_parameters():
             expected = golden[f"gradient:{name}"]
