@@ -68,7 +68,8 @@ else:
 __version__ = package_version()
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_runtime", "utils", "paddle_compat", "devices"),
+    ("utils", "paddle_compat", "devices"),
+    ("_runtime",),
     ("ops", "config", "sharding_spec"),
     ("nn", "data", "checkpoint", "generation", "preference", "policy_optimization", "rewards", "report"),
     ("quantization",),
