@@ -140,9 +140,7 @@ def test_quantized_base_with_every_method_matches_one_process(tmp_path):
         assert_same_run(outcomes[case.name], outcome(case.on_one_process(), tmp_path), tolerance=3e-5)
 
 
-@pytest.mark.skipif(
-    bf16.unavailable_reason() is not None, reason="bfloat16 on the CPU needs the C++ library and AVX-512"
-)
+@pytest.mark.skipif(bf16.unavailable_reason() is not None, reason="bfloat16 on the CPU needs the C++ library")
 @pytest.mark.parametrize("case", HALF_WEIGHTS, ids=lambda case: case.name)
 def test_bfloat16_weights_on_two_processes_match_within_rounding(runs, case):
     folder, outcomes = runs
@@ -153,9 +151,7 @@ def test_bfloat16_weights_on_two_processes_match_within_rounding(runs, case):
     assert relative["losses"] < 2e-2 and relative["evaluation"] < 2e-2, relative
 
 
-@pytest.mark.skipif(
-    bf16.unavailable_reason() is not None, reason="bfloat16 on the CPU needs the C++ library and AVX-512"
-)
+@pytest.mark.skipif(bf16.unavailable_reason() is not None, reason="bfloat16 on the CPU needs the C++ library")
 @pytest.mark.parametrize("case", HALF, ids=lambda case: case.name)
 def test_bfloat16_base_on_two_processes_matches_within_rounding(runs, case):
     folder, outcomes = runs
