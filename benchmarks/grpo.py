@@ -3,9 +3,10 @@
     python -m benchmarks.grpo MODEL_FOLDER ROWS.jsonl [--steps 3 --prompts 8 --micro_batch 16] [--key value ...]
     python -m benchmarks.grpo MODEL_FOLDER ROWS.jsonl --peer .venv-peers/bin/python [--rounds 3] [--steps 3 ...]
 
-Rows have a question (src) and its answer (tgt). The reward is 1 if the last number of the completion is that of the
-answer. A sample is a completion. The first step is not timed. Further keys are keys of llm/run_grpo.py. With `--peer`,
-this project and TRL (benchmarks/peers/grpo.py) run in turn in separate processes, and a table compares them.
+Rows have a question (src) and its answer (tgt). The reward is 1 if the last number of the completion
+equals the answer. A sample is a completion. The first step is not timed. Further keys are keys of llm/run_grpo.py.
+With `--peer`, this project and TRL (benchmarks/peers/grpo.py) run in turn in separate processes, and a table compares
+them.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Steps(TrainerCallback):
 
 
 def correct(completions: list[list[dict[str, str]]], tgt: list[str], **_: object) -> list[float]:
-    """Return 1 for each completion whose last number is that of the right answer, otherwise 0."""
+    """Return 1 for each completion whose last number equals the right answer, otherwise 0."""
     last = [re.findall(r"\d+", completion[-1]["content"])[-1:] for completion in completions]
     return [float(found == re.findall(r"\d+", answer)[-1:]) for found, answer in zip(last, tgt, strict=True)]
 

@@ -74,7 +74,7 @@ def unavailable_reason() -> str | None:
 
 
 def conversion_reason() -> str | None:
-    """Return the reason why bfloat16 matmuls convert their inputs to float32 and are no faster than in float32.
+    """Return the reason why bfloat16 matmuls convert their inputs to float32 and run at the speed of float32.
 
     The result is None if the processor multiplies bfloat16, or if bfloat16 matmuls are unavailable.
     """
