@@ -70,12 +70,7 @@ def sigmoid_scores(file: GgufFile) -> dict[str, Any]:
     Raises:
         ValueError: the routers compute other scores.
     """
-    scores = count(file, "expert_gating_func", 2, minimum=0)
-    if scores not in (0, 2):
-        raise ValueError(
-            f"{file.path}: {file.architecture} with expert_gating_func {scores} is not supported; known: 2 (sigmoid)"
-        )
-    return {}
+    return _known_scores(file, 2, "sigmoid")
 
 
 def softmax_scores(file: GgufFile) -> dict[str, Any]:
@@ -84,10 +79,15 @@ def softmax_scores(file: GgufFile) -> dict[str, Any]:
     Raises:
         ValueError: the routers compute other scores.
     """
-    scores = count(file, "expert_gating_func", 1, minimum=0)
-    if scores not in (0, 1):
+    return _known_scores(file, 1, "softmax")
+
+
+def _known_scores(file: GgufFile, known: int, name: str) -> dict[str, Any]:
+    scores = count(file, "expert_gating_func", known, minimum=0)
+    if scores not in (0, known):
         raise ValueError(
-            f"{file.path}: {file.architecture} with expert_gating_func {scores} is not supported; known: 1 (softmax)"
+            f"{file.path}: {file.architecture} with expert_gating_func {scores} is not supported; "
+            f"known: {known} ({name})"
         )
     return {}
 
