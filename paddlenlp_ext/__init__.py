@@ -68,8 +68,7 @@ else:
 __version__ = package_version()
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("utils", "paddle_compat", "devices"),
-    ("_runtime",),
+    ("_runtime", "utils", "paddle_compat", "devices"),
     ("ops", "config", "sharding_spec"),
     ("nn", "data", "checkpoint", "generation", "preference", "policy_optimization", "rewards", "report"),
     ("quantization",),

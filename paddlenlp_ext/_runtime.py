@@ -1,6 +1,6 @@
 """Checks of Paddle's installation, and process settings that are applied before Paddle is imported.
 
-The settings make training on CPUs fast (threads, MKL code path, C allocator), and signals harmless (signal stack).
+The settings make training on CPUs fast: threads, MKL code path, C allocator.
 
 With default settings, Paddle runs one thread, MKL uses a slow code path on AMD processors, and glibc returns every
 large freed buffer to the kernel. Training on a CPU is then about four times slower than with the settings of this
@@ -20,8 +20,6 @@ from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
-from paddlenlp_ext.utils.signal_stack import use_signal_stack
-
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # parameters of glibc's mallopt(3)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _OLDEST_MAJOR = 3
@@ -37,7 +35,7 @@ _AVX512 = {"avx512f", "avx512cd", "avx512dq", "avx512bw", "avx512vl"}  # require
 
 
 def configure_runtime() -> None:
-    """Set threads, MKL code path, C allocator and signal stack of this process, and hide a warning of Paddle.
+    """Set threads, MKL code path and C allocator of this process, and hide Paddle's warning about a missing ccache.
 
     Call this function before importing Paddle; afterwards, the MKL code path cannot be set. Importing paddlenlp_ext
     does not call this function. Environment variables of the user take precedence, except OMP_NUM_THREADS=1 after
@@ -55,7 +53,6 @@ def configure_runtime() -> None:
     if code_path is not None:
         os.environ.setdefault("MKL_DEBUG_CPU_TYPE", code_path)
     _keep_freed_memory()
-    use_signal_stack()
 
 
 def require_paddle() -> None:

@@ -23,8 +23,6 @@ from importlib.abc import MetaPathFinder
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-from paddlenlp_ext.utils.signal_stack import use_signal_stack
-
 SIGHUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 """Hangup: the terminal was closed; None on Windows."""
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGBREAK")
@@ -74,7 +72,6 @@ def handle_stop_signals(handler: Callable[[int, FrameType | None], Any] | signal
     """
     if threading.current_thread() is not threading.main_thread():
         return
-    use_signal_stack()
     for number in STOP_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)

@@ -18,7 +18,6 @@ from typing import Any
 
 from paddlenlp_ext.trainer.stopping.max_train_time import TimeLimit
 from paddlenlp_ext.utils.logging import get_logger
-from paddlenlp_ext.utils.signal_stack import use_signal_stack
 from paddlenlp_ext.utils.stop_signals import SIGHUP, STOP_SIGNALS, exit_at_once, stop_program
 
 TIME_LIMIT = 1000
@@ -84,7 +83,6 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            use_signal_stack()
             for number in STOP_SIGNALS:
                 if number != SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                     self._previous_handlers[number] = signal.signal(number, self._on_signal)
