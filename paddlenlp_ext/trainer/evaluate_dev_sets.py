@@ -34,6 +34,9 @@ class Evaluator:
 
     Attributes:
         dev_sets: rows of each dev set by name. The name of a single dev set is "".
+
+    Raises:
+        ValueError: the configuration requests an evaluation without eval rows.
     """
 
     def __init__(
@@ -52,6 +55,11 @@ class Evaluator:
     ) -> None:
         dev_sets = eval_rows if isinstance(eval_rows, Mapping) else {"": eval_rows}
         self.dev_sets = {name: rows for name, rows in dev_sets.items() if rows is not None}
+        if not self.dev_sets and (config.train.evaluates_before_end or config.train.load_best_model_at_end):
+            raise ValueError(
+                "evaluation_strategy, eval_on_start or load_best_model_at_end needs eval rows; set do_eval: true and "
+                "provide a dev split"
+            )
         self.model, self.config, self.tokenizer, self.output_dir = model, config, tokenizer, output_dir
         self.collate_for, self.compute_metrics = collate_for, compute_metrics
         self.process_group, self.forward_backward, self.objective = process_group, forward_backward, objective

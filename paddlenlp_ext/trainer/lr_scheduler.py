@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 
 from paddlenlp_ext.config.sections.optim import OptimConfig
+from paddlenlp_ext.utils.logging import get_logger
 
 Schedule = Callable[[int], float]
 """Function that maps the number of completed optimizer steps to the learning rate of the next step."""
@@ -42,6 +43,15 @@ def num_warmup_steps(options: OptimConfig, total_steps: int) -> int:
     if options.warmup_steps > 0:
         return options.warmup_steps
     return math.ceil(options.warmup_ratio * total_steps - 1e-9)
+
+
+def warn_of_full_warmup(options: OptimConfig, total_steps: int) -> None:
+    """Log a warning if the warm-up takes all steps."""
+    if num_warmup_steps(options, total_steps) >= total_steps:
+        get_logger(__name__).warning(
+            "warm-up takes all %d steps, so learning_rate is not reached; lower warmup_steps or warmup_ratio",
+            total_steps,
+        )
 
 
 def build_schedule(options: OptimConfig, total_steps: int) -> Schedule:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.data.collate import Collate, PackedBatch
 from paddlenlp_ext.data.step_batch import StepBatch
@@ -87,6 +88,21 @@ class StepOptions:
     rounding: StochasticRounding | None = None
     float32_gradients: bool = False
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    @classmethod
+    def from_config(
+        cls, config: RunConfig, model: TrainableModel, total_steps: int, rounding: StochasticRounding | None
+    ) -> StepOptions:
+        """Return the options of a run. With NEFTune, the noise is added to the embedding of `model`."""
+        return cls(
+            seed=config.train.seed,
+            max_grad_norm=config.optim.max_grad_norm,
+            total_steps=total_steps,
+            noise=EmbeddingNoise(model, config.train.neftune_noise_alpha) if config.train.neftune else None,
+            rounding=rounding,
+            float32_gradients=config.precision.float32_gradients,
+            autocast=partial(autocast, config.precision),
+        )
 
 
 class OptimizerStep:
@@ -363,17 +379,12 @@ def autocast(precision: PrecisionConfig) -> AbstractContextManager[Any]:
     return paddle.amp.auto_cast(level="O1", dtype=dtype)
 
 
-def micro_batch_seed(seed: int, step: int, micro_batch: int) -> int:
-    """Return a 32-bit seed, a hash of the run's seed, the step and the index of a micro-batch."""
-    return seed_of(seed, step, micro_batch)
-
-
 def seed_micro_batch(model: TrainableModel, seed: int, step: int, micro_batch: int) -> None:
     """Seed Paddle's generators from seed, step and micro-batch, both now and at the start of each layer.
 
     Dropout and noise therefore do not depend on which layers this process runs. `micro_batch` is an index in the global
     batch, so a distributed run draws the same random numbers as a single-process run.
     """
-    dropout_seed = micro_batch_seed(seed, step, micro_batch)
+    dropout_seed = seed_of(seed, step, micro_batch)
     paddle.seed(dropout_seed)
     model.set_dropout_seed(dropout_seed)

@@ -24,7 +24,6 @@ from paddlenlp_ext.trainer.callbacks.default_callbacks import build_reports
 from paddlenlp_ext.trainer.callbacks.load_callbacks import load_callbacks
 from paddlenlp_ext.trainer.callbacks.metrics_files import num_trainable, save_results, train_results
 from paddlenlp_ext.trainer.callbacks.progress import describe_metrics, describe_results
-from paddlenlp_ext.trainer.callbacks.report_page import refresh_report
 from paddlenlp_ext.trainer.callbacks.transformers_callback import TrainerControl, TransformersCallbackAdapter
 from paddlenlp_ext.trainer.checkpoints.async_save import CheckpointSaver
 from paddlenlp_ext.trainer.checkpoints.output_dir import (
@@ -33,14 +32,13 @@ from paddlenlp_ext.trainer.checkpoints.output_dir import (
     checkpoint_folder,
     locked_output_dir,
 )
-from paddlenlp_ext.trainer.checkpoints.resume import begin_or_resume, checkpoint_damage
+from paddlenlp_ext.trainer.checkpoints.resume import begin_or_resume, load_best_checkpoint
 from paddlenlp_ext.trainer.checkpoints.save_and_restore import restore_checkpoint, save_finished
 from paddlenlp_ext.trainer.evaluate_dev_sets import TEST, Evaluator
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.hub import check_push, push_run
-from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
+from paddlenlp_ext.trainer.lr_scheduler import build_schedule, warn_of_full_warmup
 from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics, load_compute_metrics
-from paddlenlp_ext.trainer.neftune import EmbeddingNoise
 from paddlenlp_ext.trainer.objectives.build_objective import build_objective
 from paddlenlp_ext.trainer.objectives.objective import Objective
 from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, build_rounding, offload_state
@@ -49,8 +47,8 @@ from paddlenlp_ext.trainer.stability.nan_and_loss_spikes import RollbackRequest,
 from paddlenlp_ext.trainer.stability.rollback import roll_back
 from paddlenlp_ext.trainer.stopping.early_stopping import BestMetricTracker
 from paddlenlp_ext.trainer.stopping.max_train_time import TimeLimit
-from paddlenlp_ext.trainer.stopping.signals import StopSignals, TrainingStopped, describe_stop
-from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions, autocast
+from paddlenlp_ext.trainer.stopping.signals import StopSignals, stopped_after
+from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.logging import get_logger
@@ -102,8 +100,7 @@ class Trainer:
     ) -> None:
         check_trainer_config(config)
         check_push(config.train)
-        self.model, self.config, self.tokenizer = model, config, tokenizer
-        self.train_rows = train_rows
+        self.model, self.config, self.train_rows, self.tokenizer = model, config, train_rows, tokenizer
         self.process_group = process_group or SingleProcess()
         self.forward_backward = forward_backward or SequentialSchedule(model)
         self.objective = objective or build_objective(
@@ -129,19 +126,13 @@ class Trainer:
             forward_backward=self.forward_backward,
             objective=self.objective,
         )
-        dev_sets = self.evaluator.dev_sets
         has_custom_metrics = self.evaluator.compute_metrics is not None
-        self.best = BestMetricTracker(config.train, tuple(dev_sets) or ("",), has_custom_metrics)
+        self.best = BestMetricTracker(config.train, tuple(self.evaluator.dev_sets) or ("",), has_custom_metrics)
         self.control = TrainerControl()
         self._added_callbacks: list[Callback] = []
         self._has_requests = False
         for callback in (*load_callbacks(config.train.callbacks), *callbacks):
             self.add_callback(callback)
-        if not dev_sets and (self._evaluates or config.train.load_best_model_at_end):
-            raise ValueError(
-                "evaluation_strategy, eval_on_start or load_best_model_at_end needs eval rows; set do_eval: true and "
-                "provide a dev split"
-            )
 
     # -- public methods -----------------------------------------------------------------------------------------------
     def add_callback(self, callback: Any) -> None:
@@ -200,12 +191,12 @@ class Trainer:
                 self.saver.close()
                 self.callbacks.call("on_train_end", self.state)
                 step.remove_hooks()
-        if self.config.train.load_best_model_at_end:
-            self._load_best()
+        loads_best = self.config.train.load_best_model_at_end
+        if loads_best and load_best_checkpoint(self.output_dir, self.state, self.model, self.process_group):
+            self._last_metrics = None
         results = train_results(self.state, self.model)
         if self.process_group.is_main:
             save_results(self.output_dir, "train", results)
-            refresh_report(self.output_dir)
         logger.info("trained: %s", describe_results(results))
         return results
 
@@ -226,7 +217,6 @@ class Trainer:
         metrics = compute()
         if self.process_group.is_main:
             save_results(self.output_dir, split, metrics)
-            refresh_report(self.output_dir)
         logger.info("%s: %s", "tested" if split == TEST else "evaluated", describe_metrics(metrics))
         return metrics
 
@@ -248,43 +238,19 @@ class Trainer:
         self.save_model()
         return push_run(self.config.train) if self.process_group.is_main else None
 
-    def _load_best(self) -> None:
-        """Load the weights of the checkpoint with the best evaluation."""
-        state = self.state
-        if state.best_step is None:
-            logger.warning("load_best_model_at_end: the run had no evaluation; keeping the final weights")
-        elif state.best_step != state.step:
-            folder = checkpoint_folder(self.output_dir, state.best_step)
-            problems = self.process_group.from_main(checkpoint_damage(folder) if self.process_group.is_main else None)
-            if problems:
-                logger.warning(
-                    "load_best_model_at_end: %s is damaged (%s); keeping the final weights", folder, "; ".join(problems)
-                )
-                return
-            self.model.load_weights(str(folder))
-            self._last_metrics = None
-            logger.info("best model: step %d, %s %.4f", state.best_step, self.best.name, state.best_metric)
-
     # -- before the first step ----------------------------------------------------------------------------------------
     def _prepare(self) -> tuple[DataOrder | StreamOrder, OptimizerStep]:
         """Build data order, schedule, optimizer and callbacks of a run; restore the checkpoint of a resumed run."""
-        config, train, rows = self.config, self.config.train, self.train_rows
+        config, train, rows, is_main = self.config, self.config.train, self.train_rows, self.process_group.is_main
         assert rows is not None, "training requires train_rows"
-        if self.process_group.is_main:
+        if is_main:
             check_output_dir(config)
         order = build_data_order(config, rows, self.process_group.size)
         self.schedule = build_schedule(config.optim, order.total_steps)
-        warmup = num_warmup_steps(config.optim, order.total_steps)
-        if warmup >= order.total_steps:
-            logger.warning(
-                "warm-up takes all %d steps, so learning_rate is not reached; lower warmup_steps or warmup_ratio",
-                order.total_steps,
-            )
+        warn_of_full_warmup(config.optim, order.total_steps)
         facts = data_order_settings(config, rows, self.process_group.size)
-        is_main = self.process_group.is_main
         begun = begin_or_resume(config, facts, order.total_steps, self.best.name) if is_main else None
         checkpoint, self.state = self.process_group.from_main(begun)
-        self.state.evaluation_due |= checkpoint is None and train.eval_on_start
         if is_main:
             begin_output_dir(self.output_dir, checkpoint, train.overwrite_output_dir, config.to_flat_dict())
 
@@ -293,15 +259,7 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, config.optim, rounding, self.process_group.gather_shards)
         if config.optim.offload_optim or "offload" in config.parallel.sharding.split():
             self.optimizer = offload_state(self.model, self.optimizer)
-        options = StepOptions(
-            seed=train.seed,
-            max_grad_norm=config.optim.max_grad_norm,
-            total_steps=order.total_steps,
-            noise=EmbeddingNoise(self.model, train.neftune_noise_alpha) if train.neftune else None,
-            rounding=rounding,
-            float32_gradients=config.precision.float32_gradients,
-            autocast=partial(autocast, config.precision),
-        )
+        options = StepOptions.from_config(config, self.model, order.total_steps, rounding)
         collate_rows, *_ = map(self._collate, (rows, *self.evaluator.dev_sets.values()))
         step = OptimizerStep(
             self.model, self.optimizer, collate_rows, self.process_group, options, self.forward_backward, self.objective
@@ -315,7 +273,7 @@ class Trainer:
             if self.state.float_layers is None:
                 self.state.float_layers = step.choose_int8_layers(order.step_batches())
             keep_activations(self.model, self.state.float_layers)
-        reports = build_reports(config, self.output_dir, rows) if self.process_group.is_main else []
+        reports = build_reports(config, self.output_dir, rows) if is_main else []
         self.callbacks = CallbackList([*reports, *self._added_callbacks])
         self.time_limit = TimeLimit(config.safety.max_train_seconds, num_trainable(self.model), self.started)
         self.saver = CheckpointSaver(
@@ -341,7 +299,7 @@ class Trainer:
         self, step_batches: Iterable[StepBatch], step: OptimizerStep, guard: StepGuard, signals: StopSignals
     ) -> None:
         state = self.state
-        if state.evaluation_due and self._evaluates:
+        if state.evaluation_due and self.config.train.evaluates_before_end:
             self._evaluate_and_save_best(signals)
             if signals.received is not None:
                 self._stop(signals.received)
@@ -398,27 +356,15 @@ class Trainer:
             return step_batch.is_last or self.state.step == self.state.total_steps
         return strategy == "steps" and self.state.step % every == 0
 
-    @property
-    def _evaluates(self) -> bool:
-        return self.config.train.evaluation_strategy != "no" or self.config.train.eval_on_start
-
     def _stop(self, reason: int) -> None:
-        folder = checkpoint_folder(self.output_dir, self.state.step)
+        state = self.state
         self._save()
         self.saver.wait()
-        message = (
-            f"stopped by {describe_stop(reason)} after step {self.state.step} of {self.state.total_steps}; saved "
-            f"{folder}. To continue: resume_from_checkpoint: true"
-        )
-        logger.warning(message)
-        raise TrainingStopped(reason, message)
+        raise stopped_after(state.step, state.total_steps, reason, checkpoint_folder(self.output_dir, state.step))
 
     # -- evaluation, log entries, checkpoints -------------------------------------------------------------------------
     def _evaluate_and_save_best(self, signals: StopSignals) -> None:
-        """Evaluate and log; save a new best model for `load_best_model_at_end`.
-
-        In a run with a single process, a signal interrupts the evaluation.
-        """
+        """Evaluate, log and save a new best model. In a single process, a signal interrupts the evaluation."""
         state, metrics = self.state, None
         with self.callbacks.phase("evaluating", state), signals.interruptible(), self.time_limit.measured("evaluation"):
             metrics = self.evaluator.metrics()
@@ -429,13 +375,8 @@ class Trainer:
         state.evaluation_due = False
         self._log({"step": state.step, "epoch": state.epoch, **metrics})
         self.callbacks.call("on_evaluate", state, metrics)
-        value = self.best.value(metrics)
-        is_better = self.best.improves_enough(value, state.best_metric)
-        state.num_not_improved = 0 if is_better else state.num_not_improved + 1
-        if self.best.improves(value, state.best_metric):
-            state.best_name, state.best_metric, state.best_step = self.best.name, value, state.step
-            if self.config.train.load_best_model_at_end:
-                self._save()
+        if self.best.update(state, metrics) and self.config.train.load_best_model_at_end:
+            self._save()
 
     def _log_steps(self) -> None:
         """Log the steps since the last log entry, if any."""

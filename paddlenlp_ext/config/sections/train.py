@@ -123,6 +123,11 @@ class TrainConfig(OptionGroup):
     )
 
     @property
+    def evaluates_before_end(self) -> bool:
+        """Return whether the run evaluates before or during training."""
+        return self.evaluation_strategy != "no" or self.eval_on_start
+
+    @property
     def patience(self) -> int | None:
         """Return the number of consecutive evaluations without improvement that stops the run; None: no limit."""
         if self.early_stopping is False or (self.early_stopping is None and self.early_stopping_patience is None):

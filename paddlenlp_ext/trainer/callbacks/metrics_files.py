@@ -10,6 +10,7 @@ from typing import Any
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.sharding_spec import full_shape
 from paddlenlp_ext.trainer.callbacks.callback import Callback
+from paddlenlp_ext.trainer.callbacks.report_page import refresh_report
 from paddlenlp_ext.trainer.checkpoints.output_dir import STATE_FILE
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.utils.files import read_json_object, write_json, write_text
@@ -74,8 +75,9 @@ def num_trainable(model: TrainableModel) -> int:
 
 
 def save_results(output_dir: Path, split: str, results: dict[str, float]) -> None:
-    """Write `<split>_results.json`, and merge the results into all_results.json."""
+    """Write `<split>_results.json`, merge the results into all_results.json, and refresh report.html."""
     write_json(output_dir / f"{split}_results.json", results)
     all_results = output_dir / "all_results.json"
     previous = read_json_object(all_results) if all_results.is_file() else {}
     write_json(all_results, {**previous, **results})
+    refresh_report(output_dir)

@@ -1,4 +1,4 @@
-"""Resume a run: choose an undamaged checkpoint, and check that it fits the configuration of the run."""
+"""Resume a run from an undamaged checkpoint that fits its configuration, or load the best checkpoint at its end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from paddlenlp_ext.config.dataclass_options import Option, options_of
 from paddlenlp_ext.config.run_config import method_options
 from paddlenlp_ext.config.sections.distillation import DistillationConfig
 from paddlenlp_ext.data.sampler import check_same_data_order
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.trainer.checkpoints.output_dir import AUTO, checkpoint_folder, resume_candidates
 from paddlenlp_ext.trainer.checkpoints.save_and_restore import HAS_MANIFEST, read_state
+from paddlenlp_ext.trainer.single_process import ProcessGroup
 from paddlenlp_ext.trainer.stability.loss_scale import LossScale
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.utils.files import read_json_object
@@ -46,7 +48,7 @@ def begin_or_resume(
     """
     assert config.train.output_dir is not None, "check_output_dir requires output_dir"
     checkpoint = choose_checkpoint(config.train.output_dir, config.train.resume_from_checkpoint)
-    state = TrainerState()
+    state = TrainerState(evaluation_due=config.train.eval_on_start)
     if checkpoint is not None:
         state = read_state(checkpoint)
         logger.info("resuming from %s: step %d of %d", checkpoint, state.step, total_steps)
@@ -109,6 +111,32 @@ def choose_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path
             "or remove all of them to start a new run"
         )
     return None
+
+
+def load_best_checkpoint(
+    output_dir: Path, state: TrainerState, model: TrainableModel, process_group: ProcessGroup
+) -> bool:
+    """Load the weights of the checkpoint with the best evaluation (`load_best_model_at_end`).
+
+    Returns:
+        Whether the weights changed. The final weights are kept if they are the best, if the run had no evaluation, or
+        if the checkpoint is damaged.
+    """
+    if state.best_step is None:
+        logger.warning("load_best_model_at_end: the run had no evaluation; keeping the final weights")
+        return False
+    if state.best_step == state.step:
+        return False
+    folder = checkpoint_folder(output_dir, state.best_step)
+    problems = process_group.from_main(checkpoint_damage(folder) if process_group.is_main else None)
+    if problems:
+        logger.warning(
+            "load_best_model_at_end: %s is damaged (%s); keeping the final weights", folder, "; ".join(problems)
+        )
+        return False
+    model.load_weights(str(folder))
+    logger.info("best model: step %d, %s %.4f", state.best_step, state.best_name, state.best_metric)
+    return True
 
 
 def checkpoint_damage(folder: Path) -> list[str]:

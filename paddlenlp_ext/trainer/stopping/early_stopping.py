@@ -30,12 +30,21 @@ class BestMetricTracker:
         self.name, self.greater_is_better = best.name, best.greater_is_better
         self._threshold, self._patience = train.early_stopping_threshold, train.patience
 
-    def value(self, metrics: dict[str, float]) -> float:
-        """Return the value of the metric in the metrics of an evaluation.
+    def update(self, state: TrainerState, metrics: dict[str, float]) -> bool:
+        """Record the metrics of an evaluation in `state`; return whether the evaluation is the best so far.
 
         Raises:
-            ValueError: the evaluation lacks the metric; the message lists the available metrics.
+            ValueError: the evaluation lacks `metric_for_best_model`; the message lists the available metrics.
         """
+        value, best = self._value(metrics), state.best_metric
+        is_best = self.improves(value, best)
+        is_progress = is_best and (best is None or abs(value - best) > self._threshold)
+        state.num_not_improved = 0 if is_progress else state.num_not_improved + 1
+        if is_best:
+            state.best_name, state.best_metric, state.best_step = self.name, value, state.step
+        return is_best
+
+    def _value(self, metrics: dict[str, float]) -> float:
         if f"eval_{self.name}" not in metrics:
             names = ", ".join(name.removeprefix("eval_") for name in metrics)
             raise ValueError(
@@ -50,10 +59,6 @@ class BestMetricTracker:
         if best is None:
             return True
         return value > best if self.greater_is_better else value < best
-
-    def improves_enough(self, value: float, best: float | None) -> bool:
-        """Return whether `value` improves on `best` by more than `early_stopping_threshold`, or `best` is None."""
-        return self.improves(value, best) and (best is None or abs(value - best) > self._threshold)
 
     def stops_early(self, state: TrainerState) -> bool:
         """Return whether none of the last `early_stopping_patience` evaluations improved the metric."""

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -41,6 +42,16 @@ class TrainingStopped(SystemExit):
 
     def __str__(self) -> str:
         return self.message
+
+
+def stopped_after(step: int, total_steps: int, reason: int, checkpoint: Path) -> TrainingStopped:
+    """Return the exit of a run that stopped after `step` of `total_steps` steps, and log its message."""
+    message = (
+        f"stopped by {describe_stop(reason)} after step {step} of {total_steps}; saved {checkpoint}. To continue: "
+        "resume_from_checkpoint: true"
+    )
+    get_logger(__name__).warning(message)
+    return TrainingStopped(reason, message)
 
 
 def describe_stop(reason: int) -> str:
