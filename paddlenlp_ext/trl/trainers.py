@@ -37,6 +37,7 @@ from paddlenlp_ext.trainer.load_data import check_training_rows, dataset_keys, l
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.trl.arguments import DPOConfig, GRPOConfig, RewardConfig, SFTConfig, TrainingArguments
+from paddlenlp_ext.trl.text_rows import text_reader, text_rows
 from paddlenlp_ext.utils.distributed_env import world_size
 from paddlenlp_ext.utils.json_reader import IN_MEMORY
 
@@ -215,11 +216,10 @@ class SFTTrainer(_TaskTrainer):
         formatting_func: Callable[[Mapping[str, Any]], str] | None = None,
     ) -> None:
         field = (args or SFTConfig()).dataset_text_field
-        _check_in_memory(formatting_func, field, train_dataset, eval_dataset)
-        as_text = formatting_func or _text_reader(field, train_dataset)
-        if as_text is not None:
-            train_dataset, eval_dataset = _texts(train_dataset, as_text), _texts(eval_dataset, as_text)
+        as_text = text_reader(formatting_func, field, train_dataset, eval_dataset)
         keys = {} if as_text is None else {"autoregressive": True}
+        if as_text is not None:
+            train_dataset, eval_dataset = text_rows(train_dataset, as_text), text_rows(eval_dataset, as_text)
         self._build(model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config, keys)
 
 
@@ -369,36 +369,3 @@ def _tokenizer_for(name: str | None, tokenizer: Any) -> Any:
             "processing_class: not set, and the model has no name to load a tokenizer from; pass a tokenizer"
         )
     return load_tokenizer(name)
-
-
-def _check_in_memory(formatting_func: Any, field: str, train_dataset: Any, eval_dataset: Any) -> None:
-    """Check that datasets are in memory if `formatting_func` is set or `field` is not TRL's default.
-
-    Raises:
-        ValueError: a dataset is a path.
-    """
-    used = "formatting_func" if formatting_func is not None else f"dataset_text_field={field!r}"
-    if formatting_func is None and field == SFTConfig.dataset_text_field:
-        return
-    for name, dataset in {"train_dataset": train_dataset, "eval_dataset": eval_dataset}.items():
-        if dataset is not None and rows_in_memory(dataset) is None:
-            raise ValueError(
-                f"{used} reads rows in memory, but {name} is a path; pass the rows of the file as a list of dicts"
-            )
-
-
-def _text_reader(field: str, dataset: Any) -> Callable[[Mapping[str, Any]], str] | None:
-    """Return a function that maps a row to its text; None if the rows are not plain text in memory."""
-    rows = rows_in_memory(dataset)
-    if rows is None or not len(rows) or set(rows[0]) & {"messages", "prompt", "conversations", "src", "output"}:
-        return None
-    return (lambda row: row[field]) if field in rows[0] else None
-
-
-def _texts(dataset: Any, as_text: Callable[[Mapping[str, Any]], str]) -> Any:
-    """Replace each row in memory with a row that contains only its text; a dict of datasets keeps its names."""
-    if dataset is None or isinstance(dataset, str | os.PathLike):
-        return dataset
-    if isinstance(dataset, Mapping):
-        return {name: _texts(rows, as_text) for name, rows in dataset.items()}
-    return [{"text": as_text(dataset[index])} for index in range(len(dataset))]
