@@ -19,7 +19,9 @@ from paddlenlp_ext.data.data_order import DataOrder
 from paddlenlp_ext.data.rollouts.prompt_dataset import StoredRollouts
 from paddlenlp_ext.data.sampler import build_data_order, packing_kind
 from paddlenlp_ext.data.step_batch import StepBatch
+from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream
 from paddlenlp_ext.data.streaming.step_order import StreamOrder
+from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.devices import capabilities
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.peft.formats.peft_experts import describe_layers_read_as_experts
@@ -27,6 +29,7 @@ from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
 from paddlenlp_ext.trainer.build_model import unshareable
+from paddlenlp_ext.trainer.distillation.on_policy import MAX_ROWS, prompt_of
 from paddlenlp_ext.trainer.load_data import RunData, rows_beyond_context
 from paddlenlp_ext.trainer.memory.run_estimate import (
     ModelOutline,
@@ -152,6 +155,9 @@ def _reference(preference: PreferenceConfig) -> str:
 
 
 def _teacher(distillation: DistillationConfig) -> str:
+    if distillation.samples_answers:
+        fraction = f"the student samples the answers of {distillation.distillation_lmbda:.0%} of the micro-batches"
+        return f"teacher: {distillation.teacher_model_name_or_path}; {fraction}"
     if distillation.teacher_logps_path is None:
         return f"teacher: {distillation.teacher_model_name_or_path}"
     return f"stored log-probabilities in {distillation.teacher_logps_path}"
@@ -171,7 +177,7 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
     micro_batches = [micro_batch for step_batch in steps for micro_batch in step_batch.micro_batches]
     copies = _copies_of_prompts(config, outline)
     largest = max(micro_batches, key=lambda packs: _num_positions(config, rows, packs, copies))
-    target_tokens = sum(int(rows[index].loss_mask.sum()) for pack in largest for index in pack)
+    target_tokens = sum(_num_targets(config, rows[index]) for pack in largest for index in pack)
     target_tokens += _num_sampled(config, largest)
     # before `estimate_run`, which may shard the model
     state, sampling = estimate_decoding_state(config, outline), _sampling_bytes(config, rows, outline)
@@ -203,12 +209,23 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
 
 def _sampling_bytes(config: RunConfig, rows: Any, outline: ModelOutline) -> int:
     """Return the bytes of the key-value cache while a process samples completions; 0 if the run does not sample."""
-    if config.grpo is None or isinstance(rows, StoredRollouts):
-        return 0
     train, options = config.train, config.grpo
-    num_micro_batches = options.steps_per_generation or train.gradient_accumulation_steps
-    num_prompts = num_micro_batches * train.per_device_train_batch_size // options.num_generations
-    return estimate_sampling(config, outline, int(rows.lengths.max()), num_prompts)
+    if _samples_answers(config):
+        longest = config.data.max_length if isinstance(rows, TokenStream) else int(rows.lengths.max())
+        num_rows = min(MAX_ROWS, train.per_device_train_batch_size * train.gradient_accumulation_steps)
+        return estimate_sampling(config, outline, num_rows, longest + config.max_answer_tokens)
+    if options is None or isinstance(rows, StoredRollouts):
+        return 0
+    num_rows = (options.steps_per_generation or train.gradient_accumulation_steps) * train.per_device_train_batch_size
+    if train.do_eval:
+        evaluated = train.per_device_eval_batch_size * (options.num_generations_eval or options.num_generations)
+        num_rows = max(num_rows, evaluated)
+    num_positions = int(rows.lengths.max()) + config.generation.max_completion_length
+    return estimate_sampling(config, outline, min(options.sampling_batch_size, num_rows), num_positions)
+
+
+def _samples_answers(config: RunConfig) -> bool:
+    return config.distillation is not None and config.distillation.samples_answers
 
 
 def _copies_of_prompts(config: RunConfig, outline: ModelOutline) -> int:
@@ -222,11 +239,25 @@ def _num_positions(config: RunConfig, rows: Any, packs: list[list[int]], copies:
     """Return the number of token positions of a micro-batch, including padding."""
     if config.data.pad_to_max_length:
         return len(packs) * config.data.max_length
-    total = sum(rows[index].length for pack in packs for index in pack) * copies + _num_sampled(config, packs)
+    total = sum(_row_length(config, rows[index]) for pack in packs for index in pack) * copies
+    total += _num_sampled(config, packs)
     if config.data.share_prefix:
         total -= int(rows.prefixes.repeated(packs).sum())
     multiple = config.data.pad_to_multiple_of or 1
     return -(-total // multiple) * multiple
+
+
+def _row_length(config: RunConfig, row: EncodedRow) -> int:
+    """Return the number of positions of a row, with the longest answer that a distillation may sample."""
+    if not _samples_answers(config):
+        return row.length
+    return max(row.length, len(prompt_of(row)) - 1 + config.max_answer_tokens)
+
+
+def _num_targets(config: RunConfig, row: EncodedRow) -> int:
+    """Return the number of target tokens of a row, with the longest answer that a distillation may sample."""
+    num_stored = int(row.loss_mask.sum())
+    return max(num_stored, config.max_answer_tokens) if _samples_answers(config) else num_stored
 
 
 def _num_sampled(config: RunConfig, packs: list[list[int]]) -> int:

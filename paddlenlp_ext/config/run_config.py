@@ -90,6 +90,11 @@ class RunConfig:
         return self.distillation is not None and self.distillation.is_on
 
     @property
+    def max_answer_tokens(self) -> int:
+        """Return the maximum number of tokens of a generated answer."""
+        return self.generation.max_new_tokens or max(1, self.data.max_length - self.data.src_length)
+
+    @property
     def sections(self) -> dict[str, Any]:
         """Return the sections of the run by name."""
         programs = (SECTIONS, PREFERENCE_SECTIONS, REWARD_SECTIONS, GRPO_SECTIONS, QUANTIZATION_SECTIONS)

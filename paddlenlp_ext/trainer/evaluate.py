@@ -200,7 +200,7 @@ def evaluate_generation(
     started = time.perf_counter()
     generated = model.generate(
         [tokens for tokens, _, _ in prompts[local]],
-        max_new_tokens=options.max_new_tokens or max(1, config.data.max_length - config.data.src_length),
+        max_new_tokens=config.max_answer_tokens,
         decode_strategy="greedy_search" if options.top_k == 1 else "sampling",
         top_k=options.top_k,
         top_p=options.top_p,

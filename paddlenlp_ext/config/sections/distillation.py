@@ -1,6 +1,7 @@
 """Configuration section for distillation (`llm/run_finetune.py`): the teacher and the loss.
 
-`teacher_model_name_or_path` and `distillation_beta` (TRL: `beta`) follow TRL's `GKDConfig`.
+`teacher_model_name_or_path`, `distillation_beta` (TRL: `beta`) and `distillation_lmbda` (TRL: `lmbda`) follow TRL's
+`GKDConfig`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,20 @@ class DistillationConfig(OptionGroup):
         0.0, minimum=0, help="weight of the cross entropy of the targets, which is added to the divergence"
     )
 
+    distillation_lmbda: float = option(
+        0.0,
+        minimum=0,
+        maximum=1,
+        aliases=("lmbda",),
+        help="fraction of the micro-batches whose answers the student samples (max_new_tokens, temperature)",
+    )
+
     @property
     def is_on(self) -> bool:
         """Return whether the run distills."""
         return self.teacher_model_name_or_path is not None or self.teacher_logps_path is not None
+
+    @property
+    def samples_answers(self) -> bool:
+        """Return whether the student samples answers."""
+        return self.is_on and self.distillation_lmbda > 0

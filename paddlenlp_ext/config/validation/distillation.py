@@ -15,6 +15,13 @@ _UNSUPPORTED_DEGREES = (
     *("sep_parallel_degree", "context_parallel_degree"),
 )
 _TEACHER = ("teacher_model_name_or_path", "teacher_logps_path")
+_FOR_STORED_ANSWERS = {
+    "autoregressive": "plain text has no prompts to sample answers from",
+    "zero_padding": "packs are filled by the lengths of the stored answers, and sampled answers have other lengths",
+    "pad_to_max_length": "sampled answers may be longer than max_length",
+    "use_pose_convert": "answers are sampled with consecutive position ids",
+}
+"""Data key that distillation_lmbda excludes -> reason; share_prefix needs zero_padding."""
 
 
 @rules("sharding", *_TEACHER, *_UNSUPPORTED_DEGREES)
@@ -52,6 +59,24 @@ def _stored_rows_have_fixed_positions(distillation: DistillationConfig, data: Da
             "teacher_logps_path",
             "use_pose_convert",
         )
+
+
+@rules("distillation_lmbda", "teacher_logps_path")
+def _stored_logps_are_of_stored_answers(distillation: DistillationConfig, report: Report) -> None:
+    if distillation.samples_answers and distillation.teacher_logps_path is not None:
+        report.error(
+            "distillation_lmbda: the teacher must compute the log-probabilities of sampled answers; leave out "
+            "teacher_logps_path",
+            "distillation_lmbda",
+            "teacher_logps_path",
+        )
+
+
+@rules("distillation_lmbda", *_FOR_STORED_ANSWERS)
+def _sampled_answers_have_other_lengths(distillation: DistillationConfig, data: DataConfig, report: Report) -> None:
+    for key, reason in _FOR_STORED_ANSWERS.items():
+        if distillation.samples_answers and getattr(data, key):
+            report.error(f"distillation_lmbda: {reason}; set {key}: false", "distillation_lmbda", key)
 
 
 @rules(*(option.key for option in options_of(DistillationConfig, "")))

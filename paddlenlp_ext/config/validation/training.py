@@ -260,6 +260,7 @@ def _recompute_options_can_be_parsed(train: TrainConfig, report: Report) -> None
 idle_rules = Rules()
 """Rules that note keys without effect; applied last, so that invalid keys get no note."""
 _SAMPLING = ("top_k", "top_p", "temperature")
+_OF_SAMPLED_ANSWERS = ("max_new_tokens", "temperature")
 
 
 def _schedules_except(*names: str) -> tuple[str, ...]:
@@ -359,6 +360,8 @@ def _note_idle_keys(
         if switch == "eval_with_do_generation" and isinstance(generation, SamplingConfig):
             continue  # GRPO samples in training
         for key in keys:
+            if key in _OF_SAMPLED_ANSWERS and report.is_set("distillation_lmbda"):
+                continue  # distillation samples in training
             is_changed = report.is_set(key) and written[key] != defaults[key]
             if is_changed and written[switch] in values and (noted | report.invalid_keys).isdisjoint((key, switch)):
                 report.note(f"{key} has no effect: {reason}", key)

@@ -178,22 +178,16 @@ def estimate_decoding_state(config: RunConfig, outline: ModelOutline) -> int:
     return decoding_state_bytes(outline.model, _numerics(config.precision).linear_dtype)
 
 
-def estimate_sampling(config: RunConfig, outline: ModelOutline, longest_prompt: int, num_prompts: int) -> int:
-    """Return the bytes of the cache and the logits of a process with GRPO, in sampling for training and evaluation.
+def estimate_sampling(config: RunConfig, outline: ModelOutline, num_rows: int, num_positions: int) -> int:
+    """Return the bytes of the cache and the logits of a process that samples completions.
 
     Args:
         config: the run's configuration.
         outline: the model's shapes, not sharded.
-        longest_prompt: number of tokens of the longest prompt.
-        num_prompts: maximum number of prompts whose completions a process samples together.
+        num_rows: maximum number of completions that the process samples at the same time.
+        num_positions: number of tokens of the longest prompt with its completion; the model's context limits it.
     """
-    options = config.grpo
-    assert options is not None, "a run of GRPO must have the section grpo"
-    num_rows = min(options.sampling_batch_size, num_prompts * options.num_generations)
-    if config.train.do_eval:
-        evaluated = config.train.per_device_eval_batch_size * (options.num_generations_eval or options.num_generations)
-        num_rows = max(num_rows, min(options.sampling_batch_size, evaluated))
-    num_positions = min(longest_prompt + config.generation.max_completion_length, outline.model.config.max_context)
+    num_positions = min(num_positions, outline.model.config.max_context)
     return sampling_bytes(outline.model, num_rows, num_positions, _numerics(config.precision).linear_dtype)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ import paddle
 from paddlenlp_ext._runtime import release_freed_memory
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.collate import Collate, PackedBatch
+from paddlenlp_ext.data.step_batch import StepBatch
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.linear_divergence import DivergenceOptions, LogitRows, TopRows
 from paddlenlp_ext.ops.linear_divergence.teacher_rows import TeacherRows
+from paddlenlp_ext.trainer.distillation.on_policy import OnPolicyBatches
 from paddlenlp_ext.trainer.distillation.teacher import (
     check_vocabulary,
     load_teacher,
@@ -79,7 +82,8 @@ class DistillationObjective(CrossEntropy):
         super().__init__(config, model.config.max_context)
         assert config.distillation is not None, "a distillation must have the section distillation"
         self.config, self.options, self.process_group = config, config.distillation, process_group
-        self._vocab_size = model.config.vocab_size
+        self._model, self._vocab_size = model, model.config.vocab_size
+        self._sampling_metrics: dict[str, float] = {}
         self._teacher, self._source = teacher, None
         if teacher is None and self.options.teacher_model_name_or_path is not None:
             self._source = teacher_source(self.options)
@@ -93,14 +97,17 @@ class DistillationObjective(CrossEntropy):
             self._teacher = load_teacher(self._source, self.config)
         return self._teacher
 
-    # -- stored log-probabilities -------------------------------------------------------------------------------------
+    # -- batches ------------------------------------------------------------------------------------------------------
     def build_collate(self, rows: Any, pad_token_id: int, vocab_size: int) -> Collate:
         """Return the collate function of `rows`; with `teacher_logps_path`, first compute missing log-probabilities.
 
         Raises:
             ValueError: the stored log-probabilities have other settings, or are missing and the run names no teacher.
         """
-        collate_rows = super().build_collate(rows, pad_token_id, vocab_size)
+        build = partial(super().build_collate, pad_token_id=pad_token_id, vocab_size=vocab_size)
+        if self.options.samples_answers:
+            return OnPolicyBatches(self.config, rows, self._model, self.process_group, build)
+        collate_rows = build(rows)
         if self.options.teacher_logps_path is None:
             return collate_rows
         tops = self._stored(rows, collate_rows)
@@ -113,6 +120,12 @@ class DistillationObjective(CrossEntropy):
 
         return collate_with_teacher
 
+    def before_step(self, step_batch: StepBatch, collate_rows: Collate) -> None:
+        """With `distillation_lmbda`, sample the answers of some micro-batches."""
+        if isinstance(collate_rows, OnPolicyBatches):
+            self._sampling_metrics = collate_rows.begin(step_batch)
+
+    # -- stored log-probabilities -------------------------------------------------------------------------------------
     def _stored(self, rows: Any, collate_rows: Collate) -> TopTokens:
         options, precision = self.options, self.config.precision
         teacher = None if self._source is None else teacher_fingerprint(self._source, precision)
@@ -182,13 +195,17 @@ class DistillationObjective(CrossEntropy):
         return loss, sums
 
     def step_metrics(self, sums: np.ndarray) -> dict[str, float]:
-        """Return the mean divergence and the mean cross entropy per target token."""
-        _, divergence, cross_entropy, count = sums.tolist()
-        return {"divergence": divergence / max(count, 1), "cross_entropy": cross_entropy / max(count, 1)}
+        """Return the mean divergence and the mean cross entropy per target token, and metrics of sampled answers."""
+        return {**_means(sums), **self._sampling_metrics}
 
     def eval_metrics(self, loss: float, sums: np.ndarray, num_units: int) -> dict[str, float]:
         """Return divergence and cross entropy, and accuracy and perplexity of the labels."""
-        means = self.step_metrics(sums)
+        means = _means(sums)
         cross_entropy = means["cross_entropy"]
         perplexity = math.exp(cross_entropy) if cross_entropy < 700 else math.inf
         return {"accuracy": float(sums[0]) / num_units, "perplexity": perplexity, **means}
+
+
+def _means(sums: np.ndarray) -> dict[str, float]:
+    _, divergence, cross_entropy, count = sums.tolist()
+    return {"divergence": divergence / max(count, 1), "cross_entropy": cross_entropy / max(count, 1)}

@@ -196,7 +196,7 @@ def test_preference_keys_are_refused_by_fine_tuning(tmp_path):
 def test_preference_keys_include_those_of_fine_tuning_without_distillation():
     known, of_distillation = known_keys(METHODS, PREFERENCE_SECTIONS), options_of(DistillationConfig, "distillation")
     fine_tuning = known_keys(METHODS).keys
-    assert set(fine_tuning) - set(known.keys) == {option.key for option in of_distillation}
+    assert set(fine_tuning) - set(known.keys) == {name for option in of_distillation for name in option.spellings}
     assert known.options["beta"].section == "preference"
 
 
