@@ -5,7 +5,7 @@ python docs/make_configuration.py
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from paddlenlp_ext.config.help_text import schema_file, show_default
 from paddlenlp_ext.config.key_schema import program_schema, schema_text
 from paddlenlp_ext.config.key_tables import markdown_tables
 from paddlenlp_ext.config.known_keys import KnownKeys, known_keys, program_options
-from paddlenlp_ext.config.programs import PROGRAMS
-from paddlenlp_ext.config.run_config import GRPO_SECTIONS, PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
+from paddlenlp_ext.config.programs import PROGRAMS, find_program
+from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
 from paddlenlp_ext.config.toolkit_keys import TOOLKIT_GROUPS
 from paddlenlp_ext.peft.registry import peft_methods
 
@@ -62,16 +62,17 @@ def renew_preference(page: str) -> str:
 
 def renew_grpo(page: str) -> str:
     """Return docs/reference/grpo.md with its table generated from the code: keys that fine-tuning lacks."""
-    return _replace(page, KEYS, _own_keys(GRPO_SECTIONS))
+    program = find_program("run_grpo.py")
+    return _replace(page, KEYS, _own_keys(program.sections, program.unread))
 
 
-def _own_keys(sections: Mapping[str, type]) -> str:
+def _own_keys(sections: Mapping[str, type], unread: Collection[str] = ()) -> str:
     options = [
         option
         for name, section in sections.items()
         if section is not SECTIONS.get(name)
         for option in options_of(section, name)
-        if name not in SECTIONS or option not in options_of(SECTIONS[name], name)
+        if option.key not in unread and (name not in SECTIONS or option not in options_of(SECTIONS[name], name))
     ]
     return markdown_tables(program_options(options))
 

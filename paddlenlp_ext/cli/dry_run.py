@@ -30,7 +30,7 @@ from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
 from paddlenlp_ext.trainer.build_model import unshareable
 from paddlenlp_ext.trainer.distillation.on_policy import MAX_ROWS, prompt_of
-from paddlenlp_ext.trainer.load_data import RunData, rows_beyond_context
+from paddlenlp_ext.trainer.load_data import RunData, context_warnings
 from paddlenlp_ext.trainer.memory.run_estimate import (
     ModelOutline,
     estimate_decoding_state,
@@ -95,7 +95,7 @@ def _plan_table(
     elif data.train_rows is not None and order is not None:
         _add_training_rows(table, config, data.train_rows, order)
     warnings = [
-        rows_beyond_context(config, data.train_rows, data.max_context),
+        *context_warnings(config, data.train_rows, data.max_context),
         _peft_warning(outline.model),
         prefix_warning(config, data.train_rows, outline.model),
     ]

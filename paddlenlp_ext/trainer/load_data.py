@@ -239,11 +239,7 @@ def check_training_rows(
         _log_held_out(config.data.dev_ratio, eval_rows, train_rows)
     if train_rows is not None and not isinstance(train_rows, TokenStream):
         check_losses(train_rows.stats, config.data.max_lost_targets)
-    warnings = [rows_beyond_context(config, train_rows, max_context)]
-    if config.distillation is not None and config.distillation.teacher_model_name_or_path is not None:
-        context, remedy = teacher_context(config.distillation), "lower max_length, or choose another teacher"
-        warnings.append(rows_beyond_context(config, train_rows, context, "teacher", remedy))
-    for warning in filter(None, warnings):
+    for warning in context_warnings(config, train_rows, max_context):
         get_logger().warning("%s", warning)
 
 
@@ -255,12 +251,24 @@ def _log_held_out(ratio: float, dev: TokenizedDataset, train: TrainingRows) -> N
     get_logger().info(message, describe_ratio(ratio), f"{held_out:,}", total)
 
 
-def rows_beyond_context(
-    config: RunConfig,
-    train_rows: TrainingRows | None,
-    max_context: int,
-    role: str = "model",
-    remedy: str = CONTEXT_REMEDY,
+def context_warnings(config: RunConfig, train_rows: TrainingRows | None, max_context: int) -> list[str]:
+    """Return warnings about training rows longer than the context of the model or of its teacher.
+
+    Args:
+        config, train_rows, max_context: see `check_training_rows`.
+
+    Raises:
+        ValueError: the teacher does not exist.
+    """
+    warnings = [_rows_beyond_context(config, train_rows, max_context, "model", CONTEXT_REMEDY)]
+    if config.distillation is not None and config.distillation.teacher_model_name_or_path is not None:
+        context, remedy = teacher_context(config.distillation), "lower max_length, or choose another teacher"
+        warnings.append(_rows_beyond_context(config, train_rows, context, "teacher", remedy))
+    return [warning for warning in warnings if warning is not None]
+
+
+def _rows_beyond_context(
+    config: RunConfig, train_rows: TrainingRows | None, max_context: int, role: str, remedy: str
 ) -> str | None:
     """Return a warning about training rows longer than a context.
 

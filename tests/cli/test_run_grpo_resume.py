@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -81,6 +82,16 @@ def test_run_with_dynamic_sampling_resumes_to_the_same_bits(run, run_folders, mo
         np.testing.assert_array_equal(adapter(killed)[tensor], values)
     for file in (straight / "rollouts").iterdir():
         assert file.read_bytes() == (killed / "rollouts" / file.name).read_bytes()
+
+
+def test_history_of_a_resumed_run_has_the_answers_of_the_current_batch(run, run_folders):  # noqa: F811
+    run(**{**KEYS, **SEVERAL_STEPS})
+    for step in range(2, 7):  # resume within the first batch; the files of the later batches remain
+        shutil.rmtree(run_folders / "out" / f"checkpoint-{step}")
+    run(**{**KEYS, **SEVERAL_STEPS}, resume_from_checkpoint="true")
+    lines = [json.loads(line) for line in (run_folders / "out" / "history.jsonl").read_text().splitlines()]
+    answers = {line["step"]: line["answers"] for line in lines if line.get("event") == "sampled_answers"}
+    assert answers[1] == answers[2] != answers[5]
 
 
 def test_resume_without_the_rollouts_of_the_checkpoint_names_the_file(run, run_folders, monkeypatch):  # noqa: F811

@@ -7,13 +7,10 @@ from paddlenlp_ext.config.errors import Report
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.distillation import DistillationConfig
 from paddlenlp_ext.config.sections.parallel import ParallelConfig
+from paddlenlp_ext.config.validation.parallel import LAYOUT_KEYS, check_whole_model
 from paddlenlp_ext.config.validation.rules import Rules
 
 rules = Rules()
-_UNSUPPORTED_DEGREES = (
-    *("tensor_parallel_degree", "pipeline_parallel_degree", "expert_parallel_degree"),
-    *("sep_parallel_degree", "context_parallel_degree"),
-)
 _TEACHER = ("teacher_model_name_or_path", "teacher_logps_path")
 _FOR_STORED_ANSWERS = {
     "autoregressive": "plain text has no prompts to sample answers from",
@@ -24,23 +21,10 @@ _FOR_STORED_ANSWERS = {
 """Data key that distillation_lmbda excludes -> reason; share_prefix needs zero_padding."""
 
 
-@rules("sharding", *_TEACHER, *_UNSUPPORTED_DEGREES)
+@rules(*LAYOUT_KEYS, *_TEACHER)
 def _each_process_has_the_teacher(distillation: DistillationConfig, parallel: ParallelConfig, report: Report) -> None:
-    if not distillation.is_on:
-        return
-    for key in _UNSUPPORTED_DEGREES:
-        if getattr(parallel, key) > 1:
-            report.error(
-                f"{key}: distillation compares full logits in each process; use data parallelism, or sharding: stage1 "
-                "or stage2",
-                key,
-            )
-    if "stage3" in parallel.sharding.split():
-        report.error(
-            "sharding: stage3 shards the weights, but distillation compares full logits in each process; set stage1 or "
-            "stage2",
-            "sharding",
-        )
+    if distillation.is_on:
+        check_whole_model(parallel, "distillation compares full logits", report)
 
 
 @rules("teacher_logps_path", "lazy")

@@ -11,6 +11,7 @@ from paddlenlp_ext.config.sections.model import ModelConfig
 from paddlenlp_ext.config.sections.parallel import ParallelConfig
 from paddlenlp_ext.config.sections.rewards import RewardsConfig
 from paddlenlp_ext.config.sections.train import TrainConfig
+from paddlenlp_ext.config.validation.parallel import LAYOUT_KEYS, check_whole_model
 from paddlenlp_ext.config.validation.preference import UNREAD_KEYS
 from paddlenlp_ext.config.validation.rules import Rules
 
@@ -21,10 +22,6 @@ UNREAD_GRPO_KEYS = (UNREAD_KEYS - {option.key for option in options_of(SamplingC
     *("learn_empty_think", "mask_reasoning", "max_lost_targets", "audit", "audit_only", "int8_training"),
 }
 """Keys that GRPO does not read."""
-_UNSUPPORTED_DEGREES = (
-    *("tensor_parallel_degree", "pipeline_parallel_degree", "expert_parallel_degree"),
-    *("sep_parallel_degree", "context_parallel_degree"),
-)
 
 
 @rules("num_generations", "per_device_train_batch_size")
@@ -70,21 +67,9 @@ def _completions_have_rewards(
         )
 
 
-@rules("sharding", *_UNSUPPORTED_DEGREES)
+@rules(*LAYOUT_KEYS)
 def _layout_samples_on_each_process(parallel: ParallelConfig, report: Report) -> None:
-    for key in _UNSUPPORTED_DEGREES:
-        if getattr(parallel, key) > 1:
-            report.error(
-                f"{key}: GRPO samples with the full model in each process; use data parallelism, or sharding: stage1 "
-                "or stage2",
-                key,
-            )
-    if "stage3" in parallel.sharding.split():
-        report.error(
-            "sharding: stage3 shards the weights, but GRPO samples with the full model in each process; set stage1 or "
-            "stage2",
-            "sharding",
-        )
+    check_whole_model(parallel, "GRPO samples with the full model", report)
 
 
 @rules("int8_training")

@@ -15,6 +15,28 @@ _DEGREES = (
     *("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree"),
     "expert_parallel_degree",
 )
+_SHARDING_WEIGHTS = (
+    *("tensor_parallel_degree", "pipeline_parallel_degree", "expert_parallel_degree"),
+    *("sep_parallel_degree", "context_parallel_degree"),
+)
+LAYOUT_KEYS = ("sharding", *_SHARDING_WEIGHTS)
+"""Keys of `check_whole_model`."""
+
+
+def check_whole_model(parallel: ParallelConfig, what: str, report: Report) -> None:
+    """Report layouts in which a process does not hold the whole model.
+
+    Args:
+        parallel: section of the run.
+        what: what each process computes with the whole model, such as "GRPO samples with the full model".
+        report: report of the problems.
+    """
+    reason = f"{what} in each process"
+    for key in _SHARDING_WEIGHTS:
+        if getattr(parallel, key) > 1:
+            report.error(f"{key}: {reason}; use data parallelism, or sharding: stage1 or stage2", key)
+    if "stage3" in parallel.sharding.split():
+        report.error(f"sharding: stage3 shards the weights, but {reason}; set stage1 or stage2", "sharding")
 
 
 @rules("sharding", "optim", *_DEGREES)

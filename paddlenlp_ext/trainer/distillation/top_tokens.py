@@ -36,6 +36,8 @@ logger = get_logger("paddlenlp_ext.trainer")
 _SETTINGS_FILE = "settings.json"
 _FILES: dict[str, type] = {"ids.npy": np.int32, "logps.npy": np.float16}
 _ROWS_PER_CHUNK = 128
+_SMALLEST_LOGP = np.finfo(np.float16).min
+"""Minimum stored log-probability; in float16, a smaller one would be -inf, and the divergence not finite."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +231,7 @@ class TopTokenStore:
         logps = logps_RK.numpy()
         if not np.isfinite(logps).all():
             raise ValueError("the log-probabilities of the teacher are not finite; check its weights, or set bf16")
-        return ids_RK.numpy().astype(np.int32), logps.astype(np.float16)
+        return ids_RK.numpy().astype(np.int32), np.maximum(logps, _SMALLEST_LOGP).astype(np.float16)
 
 
 def _hash_of_tokens(rows: Any) -> tuple[str, np.ndarray]:

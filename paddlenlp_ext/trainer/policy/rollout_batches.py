@@ -245,6 +245,7 @@ def _read(file: Path) -> list[Rollout]:
             f"{file} is missing; it has the completions that the checkpoint was trained on. Restore the file, or "
             "start a new run with another output_dir"
         )
+    file.touch()  # the newest file has the current batch, also if later batches will be sampled again (sampled_answers)
     return read_rollouts(file)
 
 

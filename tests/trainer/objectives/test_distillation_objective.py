@@ -153,6 +153,18 @@ def test_stored_log_probabilities_of_top_tokens_have_almost_the_direction_of_the
     assert cosine > 0.99
 
 
+def test_log_probabilities_beyond_float16_are_stored_as_its_minimum(tmp_path: Path) -> None:
+    path, vocab_size = tmp_path / "logps", make_model().config.vocab_size
+    keys = {"teacher_logps_path": str(path), "teacher_top_k": vocab_size, "distillation_temperature": 1e-6}
+    student, rows = make_model(seed=1), Rows(2)
+    for beta in (0.0, 0.5, 1.0):
+        objective = make_objective(tmp_path / "run", student, make_model(seed=5), **keys, distillation_beta=beta)
+        loss, _ = measure(objective, student, rows, [[0, 1]])
+        assert np.isfinite(float(loss))
+    (logps,) = (np.load(file) for file in path.glob("*/logps.npy"))
+    assert logps.min() == np.finfo(np.float16).min
+
+
 # -- resumed runs -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_resumed_distillation_continues_to_the_same_bits(tmp_path: Path, is_stored: bool) -> None:
