@@ -41,12 +41,14 @@ class BuiltModel:
         sharding: ZeRO sharding over the mesh; None without ZeRO.
         pipeline: stage of this process; None if every process has all layers.
         experts: expert shards of this process; None without expert parallelism.
+        source: files of the base model; None: the model was in memory.
     """
 
     model: CausalLM | PeftModel
     sharding: Sharding | None = None
     pipeline: Pipeline | None = None
     experts: ExpertShards | None = None
+    source: ModelSource | None = None
 
 
 def build_model(
@@ -91,7 +93,7 @@ def build_model(
     if described is not None:
         logger.info("%s", described)
         logger.info("trained parameters: %s", describe_kinds(adapted))
-    return BuiltModel(adapted, sharding, pipeline, experts)
+    return BuiltModel(adapted, sharding, pipeline, experts, source)
 
 
 def _load_or_initialize(model: CausalLM, source: ModelSource, config: RunConfig) -> None:

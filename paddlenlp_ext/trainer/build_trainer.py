@@ -16,6 +16,7 @@ from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
 from paddlenlp_ext.trainer.build_model import BuiltModel, build_model
 from paddlenlp_ext.trainer.forward_backward import build_forward_backward
 from paddlenlp_ext.trainer.load_data import RunData
+from paddlenlp_ext.trainer.objectives.build_objective import build_objective
 from paddlenlp_ext.trainer.objectives.grpo_objective import GRPOObjective
 from paddlenlp_ext.trainer.single_process import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.trainer import Trainer
@@ -66,8 +67,10 @@ def build_trainer_of(
     process_group: ProcessGroup = SingleProcess()
     if mesh is not None and mesh.world.size > 1:
         process_group = DistributedProcesses(mesh, built.sharding, built.experts)
-    forward_backward, objective = build_forward_backward(built.model, built.pipeline), None
-    if reward_functions is not None:
+    forward_backward = build_forward_backward(built.model, built.pipeline)
+    if reward_functions is None:
+        objective = build_objective(config, built.model, forward_backward, process_group, tokenizer, built.source)
+    else:
         objective = GRPOObjective(config, built.model, forward_backward, process_group, reward_functions)
     return Trainer(
         built.model,

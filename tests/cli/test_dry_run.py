@@ -18,7 +18,7 @@ from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.load_data import load_data
 from paddlenlp_ext.trainer.memory import run_estimate
 from tests.common.adapters import tiny_model
-from tests.common.models import TINY_DELTA, TINY_LLAMA
+from tests.common.models import TINY_DELTA, TINY_LLAMA, write_tiny_model
 from tests.generation.tiny_models import SIZES
 
 
@@ -68,6 +68,42 @@ def test_describe_run_counts_the_teacher_unless_its_log_probabilities_are_stored
     assert distilled - alone == pytest.approx(num_bytes / 1e9, abs=0.011)
     assert "divergence from the teacher" in printed
     assert weights(teacher_logps_path=run_folders / "logps")[0] == alone
+
+
+def test_describe_run_does_not_count_a_teacher_that_is_the_base_of_the_adapter(plan, run_folders):
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 20000}
+    model = AutoModelForCausalLM.from_config({**TINY_LLAMA, **sizes})
+    model.save_pretrained(run_folders / "model")
+    num_bytes = 4 * sum(parameter.size for parameter in model.parameters())
+
+    def weights(**keys):
+        return float(re.search(r"weights +.? *([\d.]+) GB", plan(1, **keys))[1])
+
+    teacher = {"teacher_model_name_or_path": run_folders / "model"}
+    assert weights(lora=True, **teacher) == weights(lora=True)
+    assert weights(**teacher) - weights() == pytest.approx(num_bytes / 1e9, abs=0.011)
+
+
+def test_describe_run_warns_of_rows_beyond_the_context_of_the_teacher(plan, run_folders):
+    write_tiny_model(run_folders / "teacher")
+    file = run_folders / "teacher" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "max_position_embeddings": 4}))
+    printed = " ".join(plan(1, teacher_model_name_or_path=run_folders / "teacher").replace("│", " ").split())
+    assert "12 of 12 training rows are longer than the teacher's context of 4 positions" in printed
+
+
+def test_describe_run_counts_the_answers_that_a_student_samples(plan, run_folders):
+    def printed(**keys):
+        text = plan(1, teacher_model_name_or_path=run_folders / "model", **keys)
+        return text, float(re.search(r"activations +.? *([\d.]+) GB", text)[1])
+
+    stored, alone = printed()
+    assert "while sampling" not in stored
+    sampled, short = printed(lmbda=0.5, max_new_tokens=16)
+    assert "samples the answers of 50%" in " ".join(sampled.replace("│", " ").split())
+    assert "while sampling" in sampled
+    _, long = printed(lmbda=0.5, max_new_tokens=20_000)
+    assert long > short + 0.05 and short >= alone
 
 
 def test_describe_run_degree_that_does_not_divide_the_model_is_an_error(plan):

@@ -18,8 +18,8 @@ class DistillationConfig(OptionGroup):
 
     teacher_model_name_or_path: str | None = option(
         None,
-        help="folder, .gguf file, built-in name or hub id of the teacher, whose tokenizer must have the vocabulary of "
-        "the trained model (docs/distillation.md); unset: no distillation",
+        help="model (folder, .gguf file, built-in name or hub id) or adapter folder of the teacher, whose tokenizer "
+        "must have the vocabulary of the trained model (docs/distillation.md); unset: no distillation",
     )
     teacher_weight_quantize_algo: str | None = option(
         None,

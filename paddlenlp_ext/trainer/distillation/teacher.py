@@ -6,21 +6,29 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.checkpoint.config_json import read_model_config
+from paddlenlp_ext.checkpoint.hub import resolve_base
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.sections.distillation import DistillationConfig
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.devices import capabilities
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpp import bf16
+from paddlenlp_ext.peft.formats.adapter_config import CONFIG_FILE
+from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles, read_adapter
+from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_weight import BeforeQuantizing
+from paddlenlp_ext.trainer.build_model import weight_dtype
+from paddlenlp_ext.utils.files import read_json_object
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.trainer")
@@ -28,19 +36,60 @@ _BLOCK_BYTES = 1 << 16
 _NUM_BLOCKS = 64
 
 
-def teacher_source(options: DistillationConfig) -> ModelSource:
+@dataclass(frozen=True)
+class TeacherFiles:
+    """Files of a teacher.
+
+    Attributes:
+        source: the model, or the base model of the adapter.
+        adapter: the adapter; None: the teacher is a model.
+        before_quantizing: function that transforms each weight of the adapter's base before quantization, or None.
+    """
+
+    source: ModelSource
+    adapter: AdapterFiles | None = None
+    before_quantizing: BeforeQuantizing | None = None
+
+
+def find_teacher(options: DistillationConfig) -> TeacherFiles:
     """Find the files of the teacher.
 
     Raises:
-        ValueError: the teacher does not exist or has no config.json.
+        ValueError: the teacher or the base of its adapter does not exist or has no config.json.
     """
-    assert options.teacher_model_name_or_path is not None, "the run has no teacher"
-    algo = options.teacher_weight_quantize_algo
-    quantization = None if algo is None else QuantizationConfig(algo=algo)
+    name, algo = options.teacher_model_name_or_path, options.teacher_weight_quantize_algo
+    assert name is not None, "the run has no teacher"
+    folder, quantization = Path(name).expanduser(), None if algo is None else QuantizationConfig(algo=algo)
     with _named_errors():
-        source = ModelSource.resolve(options.teacher_model_name_or_path, quantization=quantization)
+        if (folder / CONFIG_FILE).is_file():
+            return _find_adapter(folder, quantization)
+        source = ModelSource.resolve(name, quantization=quantization)
         read_model_config(source.path)  # an error of a later read would not name the key
-        return source
+        return TeacherFiles(source)
+
+
+def _find_adapter(folder: Path, quantization: QuantizationConfig | None) -> TeacherFiles:
+    """Return the files of an adapter and of the base that its config names."""
+    if (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has a model and an adapter; move one of them to another folder")
+    if quantization is not None:
+        raise ValueError(
+            f"{folder} is an adapter, whose base is loaded as in training; leave out teacher_weight_quantize_algo"
+        )
+    base = read_json_object(folder / CONFIG_FILE).get("base_model_name_or_path")
+    if not base:
+        raise ValueError(f"{folder} does not name its base model; set base_model_name_or_path in its {CONFIG_FILE}")
+    resolve_base(base, folder, f"correct base_model_name_or_path in {folder / CONFIG_FILE}")
+    source, adapter = ModelSource.resolve(base), read_adapter(folder)
+    has_tokenizer = (folder / "tokenizer_config.json").is_file()
+    source = replace(
+        source,
+        config_overrides=adapter.base_overrides(source.config),
+        requested_quantization=adapter.base_quantization(source.config),
+        tokenizer_path=folder if has_tokenizer else source.tokenizer_path,
+    )
+    before_quantizing = adapter.for_base(DecoderConfig.from_dict(source.config, source.name)).before_quantizing
+    return TeacherFiles(source, adapter, before_quantizing)
 
 
 def teacher_context(options: DistillationConfig) -> int:
@@ -49,25 +98,57 @@ def teacher_context(options: DistillationConfig) -> int:
     Raises:
         ValueError: the teacher does not exist, or its architecture is unknown.
     """
-    source = teacher_source(options)
+    source = find_teacher(options).source
     with _named_errors():
         return DecoderConfig.from_dict(source.config).max_context
 
 
-def load_teacher(source: ModelSource, config: RunConfig) -> CausalLM:
-    """Load the frozen teacher in evaluation mode.
+def load_teacher(files: TeacherFiles, config: RunConfig) -> TrainableModel:
+    """Load the frozen teacher in evaluation mode; an adapter is merged if its method and its base allow it.
 
     Raises:
         ValueError: the weights cannot be loaded.
     """
     with _named_errors():
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=teacher_dtype(config.precision), use_flash_attention=config.model.use_flash_attention
+        base = AutoModelForCausalLM.from_pretrained(
+            files.source,
+            dtype=teacher_dtype(config.precision),
+            use_flash_attention=config.model.use_flash_attention,
+            before_quantizing=files.before_quantizing,
         )
+        model: TrainableModel = base
+        if files.adapter is not None:
+            adapted = PeftModel.from_files(base, files.adapter, is_trainable=False)
+            can_merge = adapted.peft_config.mergeable and base.quantization is None
+            model = adapted.merge_and_unload() if can_merge else adapted
     for parameter in model.parameters():
         parameter.stop_gradient = True
-    logger.info("teacher: %s, loaded in %s", source.name, model.dtype_name)
+    name = files.source.name if files.adapter is None else files.adapter.folder
+    logger.info("teacher: %s, loaded in %s", name, base.dtype_name)
     return model
+
+
+def is_base_of(model: TrainableModel, config: RunConfig, base: ModelSource, teacher: TeacherFiles) -> bool:
+    """Return whether the teacher is the trained model without its adapter, so that it needs no copy of the weights.
+
+    False for a model with experts, whose load balancing would count the teacher's forward passes.
+
+    Args:
+        model: the trained model; only its structure is read.
+        config: the run's configuration.
+        base: files from which the weights of the trained model were loaded.
+        teacher: files of the teacher.
+    """
+    if not isinstance(model, PeftModel) or teacher.adapter is not None or model.load_balance is not None:
+        return False
+    source, keeps_values = teacher.source, not model.adapter.replaced.names and config.model.continue_training
+    is_corrected = source.quantization is not None and model.peft_config.corrects_quantization
+    return (
+        keeps_values
+        and not is_corrected
+        and (source.path, source.quantization, source.config) == (base.path, base.quantization, base.config)
+        and teacher_dtype(config.precision) == weight_dtype(config)
+    )
 
 
 def teacher_dtype(precision: PrecisionConfig) -> str:
@@ -96,16 +177,17 @@ def check_vocabulary(source: ModelSource, tokenizer: Any) -> None:
     )
 
 
-def teacher_fingerprint(source: ModelSource, precision: PrecisionConfig) -> str:
+def teacher_fingerprint(teacher: TeacherFiles, precision: PrecisionConfig) -> str:
     """Return a hash of the teacher's files, quantization and dtypes.
 
     The hash covers the content of config.json, and the size and parts of each weight file, so that large files are not
     read completely.
     """
-    digest = hashlib.blake2b(digest_size=16)
+    digest, source = hashlib.blake2b(digest_size=16), teacher.source
     settings = [source.quantization and source.quantization.describe(), precision.compute_dtype]
     digest.update(json.dumps([source.config, *settings], sort_keys=True).encode())
-    for file in _weight_files(source.path):
+    of_adapter = [] if teacher.adapter is None else sorted(teacher.adapter.folder.glob("adapter_*"))
+    for file in (*_weight_files(source.path), *of_adapter):
         digest.update(f"{file.name} {file.stat().st_size}".encode())
         for block in _blocks(file):
             digest.update(block)

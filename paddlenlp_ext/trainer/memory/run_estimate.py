@@ -28,7 +28,7 @@ from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.quantize_model import NOTHING_QUANTIZED, PackedSize, packed_size
 from paddlenlp_ext.sharding_spec import is_materialized
 from paddlenlp_ext.trainer.build_model import adapt_model, weight_dtype
-from paddlenlp_ext.trainer.distillation.teacher import teacher_dtype, teacher_source
+from paddlenlp_ext.trainer.distillation.teacher import find_teacher, is_base_of, teacher_dtype
 from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate, estimate_memory
 from paddlenlp_ext.trainer.memory.layer_activations import (
     CPU_BF16,
@@ -56,12 +56,14 @@ class ModelOutline:
         model: the decoder with its adapter, not quantized.
         num_base_parameters: number of parameters of the decoder without its adapter.
         packed: size of the weights that are stored quantized or quantized while loading.
+        source: files of the decoder.
         degrees: parallel degrees by which `estimate_run` shards the model.
     """
 
     model: CausalLM | PeftModel
     num_base_parameters: int
     packed: PackedSize
+    source: ModelSource
     degrees: Degrees = field(default_factory=Degrees)
 
 
@@ -80,7 +82,7 @@ def outline_model(source: ModelSource, config: RunConfig, degrees: Degrees | Non
     num_base_parameters = sum(math.prod(parameter.shape) for parameter in base.parameters())
     packed = NOTHING_QUANTIZED if source.quantization is None else packed_size(base, source.quantization)
     with paddle.LazyGuard():
-        return ModelOutline(adapt_model(base, config), num_base_parameters, packed, degrees)
+        return ModelOutline(adapt_model(base, config), num_base_parameters, packed, source, degrees)
 
 
 def estimate_run(
@@ -105,7 +107,8 @@ def estimate_run(
     for share in shares:
         held = _num_elements(model) / max(1, num_elements)
         packed = PackedSize(round(outline.packed.num_weights * held), round(outline.packed.num_bytes * held))
-        estimates.append(_estimate_process(config, model, micro_batch_tokens, target_tokens, num_states, packed, share))
+        sizes = (micro_batch_tokens, target_tokens, num_states)
+        estimates.append(_estimate_process(config, outline, *sizes, packed, share))
     return max(estimates, key=lambda estimate: estimate.total)
 
 
@@ -120,13 +123,14 @@ def _num_elements(model: CausalLM | PeftModel) -> int:
 
 def _estimate_process(
     config: RunConfig,
-    model: CausalLM | PeftModel,
+    outline: ModelOutline,
     micro_batch_tokens: int,
     target_tokens: int,
     num_states: int,
     packed: PackedSize,
     share: ProcessShare,
 ) -> MemoryEstimate:
+    model = outline.model
     bytes_per_weight = 4 if weight_dtype(config) == "float32" else 2
     estimate = estimate_memory(
         model,
@@ -144,7 +148,7 @@ def _estimate_process(
         share=share,
     )
     if config.distills:
-        return _with_teacher(estimate, config, model.config.vocab_size, target_tokens)
+        return _with_teacher(estimate, config, outline, target_tokens)
     keeps = config.preference is not None and config.preference.keeps_reference
     if not keeps and (config.grpo is None or not config.grpo.has_reference):
         return estimate
@@ -153,18 +157,23 @@ def _estimate_process(
     return replace(estimate, weights=estimate.weights + copied)
 
 
-def _with_teacher(estimate: MemoryEstimate, config: RunConfig, vocab_size: int, target_tokens: int) -> MemoryEstimate:
-    """Add the teacher's weights, if the steps need them, and the temporary tensors of the divergence.
+def _with_teacher(
+    estimate: MemoryEstimate, config: RunConfig, outline: ModelOutline, target_tokens: int
+) -> MemoryEstimate:
+    """Add the teacher's weights, if the steps need a copy of them, and the temporary tensors of the divergence.
 
     The activations of the teacher are not added: its forward pass saves none, and takes less than the backward pass.
     """
     distillation = config.distillation
     assert distillation is not None, "the run must be a distillation"
-    chunk = min(target_tokens, ROWS_PER_CHUNK) * vocab_size * 4 * _DIVERGENCE_TENSORS
+    chunk = min(target_tokens, ROWS_PER_CHUNK) * outline.model.config.vocab_size * 4 * _DIVERGENCE_TENSORS
     estimate = replace(estimate, working=max(estimate.working, chunk))
     if distillation.teacher_logps_path is not None:
         return estimate
-    source = teacher_source(distillation)
+    teacher = find_teacher(distillation)
+    if is_base_of(outline.model, config, outline.source, teacher):
+        return estimate
+    source = teacher.source
     skeleton = build_skeleton(source)
     num_weights = sum(math.prod(parameter.shape) for parameter in skeleton.parameters())
     packed = NOTHING_QUANTIZED if source.quantization is None else packed_size(skeleton, source.quantization)

@@ -9,7 +9,8 @@ Shapes: B batch, S sequence, T tokens (B * S), N target tokens, D hidden, V voca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -22,22 +23,29 @@ from paddlenlp_ext._runtime import release_freed_memory
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.collate import Collate, PackedBatch
 from paddlenlp_ext.data.step_batch import StepBatch
-from paddlenlp_ext.models.causal_lm import CausalLM
+from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.linear_divergence import DivergenceOptions, LogitRows, TopRows
 from paddlenlp_ext.ops.linear_divergence.teacher_rows import TeacherRows
+from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.trainer.distillation.on_policy import OnPolicyBatches
 from paddlenlp_ext.trainer.distillation.teacher import (
+    TeacherFiles,
     check_vocabulary,
+    find_teacher,
+    is_base_of,
     load_teacher,
     teacher_fingerprint,
-    teacher_source,
 )
 from paddlenlp_ext.trainer.distillation.top_tokens import TopTokens, TopTokenStore
+from paddlenlp_ext.trainer.evaluate import evaluation_mode
 from paddlenlp_ext.trainer.forward_backward import hidden_states
 from paddlenlp_ext.trainer.objectives.sft_objective import CrossEntropy
 from paddlenlp_ext.trainer.single_process import ProcessGroup
 from paddlenlp_ext.trainer.train_step import autocast
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger("paddlenlp_ext.trainer")
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,8 @@ class DistillationObjective(CrossEntropy):
         process_group: processes of the run.
         tokenizer: tokenizer of the run, whose vocabulary the teacher must have.
         teacher: frozen teacher in evaluation mode, if already loaded.
+        source: files of the base of `model`; None: the model was in memory. If the teacher is this base, and `model`
+            has an adapter, the teacher is `model` without its adapter.
 
     Raises:
         ValueError: the teacher does not exist or has another vocabulary.
@@ -77,25 +87,44 @@ class DistillationObjective(CrossEntropy):
         model: TrainableModel,
         process_group: ProcessGroup,
         tokenizer: Any,
-        teacher: CausalLM | None = None,
+        teacher: TrainableModel | None = None,
+        source: ModelSource | None = None,
     ) -> None:
         super().__init__(config, model.config.max_context)
         assert config.distillation is not None, "a distillation must have the section distillation"
         self.config, self.options, self.process_group = config, config.distillation, process_group
         self._model, self._vocab_size = model, model.config.vocab_size
         self._sampling_metrics: dict[str, float] = {}
-        self._teacher, self._source = teacher, None
+        self._teacher: TrainableModel | None = teacher
+        self._files: TeacherFiles | None = None
+        self._is_base = False
         if teacher is None and self.options.teacher_model_name_or_path is not None:
-            self._source = teacher_source(self.options)
-            check_vocabulary(self._source, tokenizer)
+            self._files = find_teacher(self.options)
+            check_vocabulary(self._files.source, tokenizer)
+            self._is_base = source is not None and is_base_of(model, config, source, self._files)
+        if self._is_base:
+            logger.info("teacher: the base model without the adapter, which needs no second copy of the weights")
 
     @property
-    def teacher(self) -> CausalLM:
-        """Return the teacher, which is loaded on first use."""
+    def teacher(self) -> TrainableModel:
+        """Return the teacher, which is loaded on first use; within `_as_teacher`, if it is the base of the model."""
+        if self._is_base:
+            return self._model
         if self._teacher is None:
-            assert self._source is not None, "the run must name a teacher"
-            self._teacher = load_teacher(self._source, self.config)
+            assert self._files is not None, "the run must name a teacher"
+            self._teacher = load_teacher(self._files, self.config)
         return self._teacher
+
+    @contextmanager
+    def _as_teacher(self) -> Iterator[TrainableModel]:
+        """Yield the teacher, in evaluation mode and without gradients inside the block."""
+        if not self._is_base:
+            with paddle.no_grad():
+                yield self.teacher
+            return
+        assert isinstance(self._model, PeftModel), "only a model with an adapter shares its base"
+        with self._model.disable_adapter(), evaluation_mode(self._model):
+            yield self._model
 
     # -- batches ------------------------------------------------------------------------------------------------------
     def build_collate(self, rows: Any, pad_token_id: int, vocab_size: int) -> Collate:
@@ -128,12 +157,12 @@ class DistillationObjective(CrossEntropy):
     # -- stored log-probabilities -------------------------------------------------------------------------------------
     def _stored(self, rows: Any, collate_rows: Collate) -> TopTokens:
         options, precision = self.options, self.config.precision
-        teacher = None if self._source is None else teacher_fingerprint(self._source, precision)
+        teacher = None if self._files is None else teacher_fingerprint(self._files, precision)
         path = Path(str(options.teacher_logps_path))
         temperature, top_k = options.distillation_temperature, min(options.teacher_top_k, self._vocab_size)
         store = TopTokenStore(path, rows, teacher, temperature, top_k, self.process_group)
         if not store.is_complete:
-            if self._source is None and self._teacher is None:
+            if self._files is None and self._teacher is None:
                 raise ValueError(
                     f"teacher_logps_path: {path} has no log-probabilities of these rows, because the data, the "
                     "template or the tokenizer has changed, or no run has computed them; set "
@@ -141,7 +170,7 @@ class DistillationObjective(CrossEntropy):
                 )
             size = self.config.train.per_device_eval_batch_size
             store.write(self._common_size(), collate_rows, size, self._teacher_logits)
-            if self._source is not None:  # the steps do not need the teacher
+            if self._files is not None:  # the steps do not need the teacher
                 self._teacher = None
                 release_freed_memory()
         return store.read(self._vocab_size)
@@ -151,19 +180,17 @@ class DistillationObjective(CrossEntropy):
         return min(self._vocab_size, self.teacher.config.vocab_size)
 
     # -- teacher ------------------------------------------------------------------------------------------------------
-    @paddle.no_grad()
     def _teacher_hidden(self, batch: PackedBatch) -> paddle.Tensor:
         """Return the hidden states of the teacher at the target positions, [N, D]."""
-        with autocast(self.config.precision):
-            hidden_BSD = hidden_states(self.teacher, batch)
-        positions_N = paddle.to_tensor(batch.loss_positions)
-        return paddle.gather(hidden_BSD.reshape([-1, hidden_BSD.shape[-1]]), positions_N)
+        with self._as_teacher() as teacher, autocast(self.config.precision):
+            hidden_BSD = hidden_states(teacher, batch)
+            positions_N = paddle.to_tensor(batch.loss_positions)
+            return paddle.gather(hidden_BSD.reshape([-1, hidden_BSD.shape[-1]]), positions_N)
 
-    @paddle.no_grad()
     def _logits_of(self, hidden_RD: paddle.Tensor) -> paddle.Tensor:
         """Return the logits of the teacher, [R, V]."""
-        with autocast(self.config.precision):
-            return self.teacher.logits(hidden_RD)
+        with self._as_teacher() as teacher, autocast(self.config.precision):
+            return teacher.logits(hidden_RD)
 
     def _teacher_logits(self, batch: PackedBatch) -> Callable[[slice], paddle.Tensor]:
         """Return the function from a range of the target positions to the logits of the teacher, for `store.write`."""
