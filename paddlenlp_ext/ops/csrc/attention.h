@@ -118,14 +118,14 @@ struct Factors {
     // Stores the values of 16 queries for VALUES adjacent keys; `key` is a multiple of VALUES.
     void store_over_keys(i64 key, i64 query, const f32x16 (&values)[VALUES<Element>]) const {
         Element* const to = data + key / VALUES<Element> * BLOCK + query;
-        if constexpr (VALUES<Element> == 1) return std::memcpy(to, values, sizeof values), void();
+        if constexpr (VALUES<Element> == 1) return store(to, values[0]);
         const u32x16 pairs = interleaved_pairs(values[0], values[VALUES<Element> - 1]);
         std::memcpy(to, &pairs, sizeof pairs);
     }
     // Stores the values of 16 queries for one key.
     void store_over_queries(i64 key, i64 query, f32x16 values) const {
         Element* const to = data + key * BLOCK + query / VALUES<Element>;
-        if constexpr (VALUES<Element> == 1) return std::memcpy(to, &values, sizeof values), void();
+        if constexpr (VALUES<Element> == 1) return store(to, values);
         const u16x16 halves = to_bf16(values);
         std::memcpy(to, &halves, sizeof halves);
     }

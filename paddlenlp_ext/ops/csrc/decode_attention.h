@@ -23,9 +23,10 @@ static inline f32x16 dots(const float* q, const float* k, i64 head_dim, i64 keys
     f32x16 products[LANES] = {};
     for (i64 key = 0; key < std::min(keys, LANES); ++key) {
         const float* const row = k + key * head_dim;
-        i64 i = 0;
-        for (; i + LANES <= head_dim; i += LANES) products[key] += load(q + i) * load(row + i);
-        if (i < head_dim) products[key] += load_part(q + i, head_dim - i) * load_part(row + i, head_dim - i);
+        f32x16 sum{};
+        for_each_vector(head_dim,
+                        [&](i64 i, i64 count) { sum += load_part(q + i, count) * load_part(row + i, count); });
+        products[key] = sum;
     }
     return horizontal_sums<LANES>(products);
 }

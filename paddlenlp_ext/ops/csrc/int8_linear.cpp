@@ -31,7 +31,7 @@ float round_block(const Value* x, const float* factors, i64 size, int8_t* to, in
     u32x16 bits{};
     for_each_vector(size, [&](i64 at, i64 count) {
         const u32x16 absolute = (u32x16)scaled(x, factors, at, count) & 0x7fffffffu;
-        bits = absolute > bits ? absolute : bits;
+        bits = by_registers([](UnsignedRegister x, UnsignedRegister y) { return x > y ? x : y; }, absolute, bits);
     });
     uint32_t largest_bits = 0;
     for (int lane = 0; lane < LANES; ++lane) largest_bits = bits[lane] > largest_bits ? bits[lane] : largest_bits;

@@ -140,7 +140,8 @@ struct ChannelChunk : DeltaFactors {
         const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         transpose_rows(end - first, dim, keys.k + first * dim, dim, columns_, LANES);
         for (i64 row = first; row < end; ++row) {
-            const i32x16 is_earlier = lanes < int32_t(row - first);
+            const i32x16 is_earlier =
+                by_registers([=](IntRegister lane) { return lane < int32_t(row - first); }, lanes);
             const float *const q = keys.q + row * dim, *const k = keys.k + row * dim, *const own = decay + row * dim;
             f32x16 of_q{}, of_k{};
             for (i64 channel = 0; channel < dim; ++channel) {

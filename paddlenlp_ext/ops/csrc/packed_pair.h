@@ -13,7 +13,7 @@ struct PackedPair {
     uint32_t bits;
 };
 
-static inline u32x16 bf16_bits(f32x16 x) { return __builtin_convertvector(to_bf16(x), u32x16); }
+static inline u32x16 bf16_bits(f32x16 x) { return widen(to_bf16(x)); }
 
 #ifdef __AVX512BF16__
 static inline f32x16 add_pair_product(f32x16 sum, PackedPair factor, f32x16 columns) {

@@ -28,8 +28,7 @@ struct NibbleCodes {
         const i32x16 codes = {0, 8, 16, 24, 2, 10, 18, 26, 4, 12, 20, 28, 6, 14, 22, 30};
         for (i64 start = 0; start < size; start += STEP) {
             const f32x16 first = load(x + start), second = load(x + start + LANES);
-            for (int j = 0; j < 2; ++j)
-                store(to + start + j * LANES, __builtin_shuffle(first, second, codes + (j ^ 1)));
+            for (int j = 0; j < 2; ++j) store(to + start + j * LANES, shuffle(first, second, codes + (j ^ 1)));
         }
     }
 };

@@ -46,7 +46,7 @@ static inline f32x16 look_up(f32x16 levels, u32x16 codes) {
     return (f32x16)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)codes, (__m512)levels);
 #elif defined(__AVX2__)
     // A permutation reads three bits of a code. The fourth bit selects one of two permutations.
-    const __m256 lower = (__m256)register_of(levels, 0), upper = (__m256)register_of(levels, 1);
+    const __m256 lower = (__m256)levels.low, upper = (__m256)levels.high;
     return by_registers(
         [=](IntRegister code) {
             const __m256 fourth_bit = (__m256)(code << 28);
@@ -55,7 +55,7 @@ static inline f32x16 look_up(f32x16 levels, u32x16 codes) {
         },
         (i32x16)codes);
 #else
-    return __builtin_shuffle(levels, (i32x16)(codes & 15));
+    return shuffle(levels, levels, (i32x16)(codes & 15));
 #endif
 }
 

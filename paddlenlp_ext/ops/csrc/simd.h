@@ -1,11 +1,12 @@
 // Vectors of 16 floats, and bfloat16.
 //
-// Vectors use GCC's vector_size extension. The compiler splits a vector into registers of the target, so the source
-// compiles for processors with and without AVX-512.
+// Registers use GCC's vector_size extension. A vector of 16 floats is one register with AVX-512, and a structure of
+// several registers with the same operators on other processors.
 #pragma once
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "api.h"
 
@@ -16,9 +17,76 @@
 namespace plx {
 
 constexpr i64 LANES = 16;
-typedef float f32x16 __attribute__((vector_size(64)));
-typedef int32_t i32x16 __attribute__((vector_size(64)));
-typedef uint32_t u32x16 __attribute__((vector_size(64)));
+
+#if defined(__AVX512F__)
+constexpr int REGISTER_BYTES = 64;
+#elif defined(__AVX__)
+constexpr int REGISTER_BYTES = 32;
+#else
+constexpr int REGISTER_BYTES = 16;
+#endif
+constexpr int REGISTERS = 64 / REGISTER_BYTES;  // registers of a vector of 16 floats
+constexpr int LANES_OF_REGISTER = REGISTER_BYTES / 4;
+
+typedef float FloatRegister __attribute__((vector_size(REGISTER_BYTES)));
+typedef int32_t IntRegister __attribute__((vector_size(REGISTER_BYTES)));
+typedef uint32_t UnsignedRegister __attribute__((vector_size(REGISTER_BYTES)));
+
+// A vector of two registers, or of two such vectors. GCC 12 keeps its own vectors in memory if they are wider than a
+// register, and compiles their comparisons, selections and conversions lane by lane.
+template <class Half>
+struct Halves {
+    typedef std::decay_t<decltype(Half{}[0])> Lane;
+
+    Half low, high;
+
+    Lane& operator[](i64 lane) { return reinterpret_cast<Lane*>(this)[lane]; }
+    const Lane& operator[](i64 lane) const { return reinterpret_cast<const Lane*>(this)[lane]; }
+    // Reinterprets the bits.
+    template <class Other>
+    explicit operator Halves<Other>() const {
+        return {(Other)low, (Other)high};
+    }
+
+#define PLX_OPERATOR(op, assign)                                                                 \
+    friend Halves operator op(Halves x, Halves y) { return {x.low op y.low, x.high op y.high}; } \
+    friend Halves operator op(Halves x, Lane y) { return {x.low op y, x.high op y}; }            \
+    friend Halves operator op(Lane x, Halves y) { return {x op y.low, x op y.high}; }            \
+    friend Halves& operator assign(Halves& x, Halves y) { return x = x op y; }                   \
+    friend Halves& operator assign(Halves& x, Lane y) { return x = x op y; }
+    PLX_OPERATOR(+, +=)
+    PLX_OPERATOR(-, -=)
+    PLX_OPERATOR(*, *=)
+    PLX_OPERATOR(/, /=)
+    PLX_OPERATOR(&, &=)
+    PLX_OPERATOR(|, |=)
+    PLX_OPERATOR(^, ^=)
+    PLX_OPERATOR(<<, <<=)
+    PLX_OPERATOR(>>, >>=)
+#undef PLX_OPERATOR
+    friend Halves operator-(Halves x) { return {-x.low, -x.high}; }
+};
+template <class Half>
+Halves(Half, Half) -> Halves<Half>;
+
+template <class Vector>
+constexpr bool HAS_HALVES = false;
+template <class Half>
+constexpr bool HAS_HALVES<Halves<Half>> = true;
+
+#if defined(__AVX512F__)
+typedef FloatRegister f32x16;
+typedef IntRegister i32x16;
+typedef UnsignedRegister u32x16;
+#elif defined(__AVX__)
+typedef Halves<FloatRegister> f32x16;
+typedef Halves<IntRegister> i32x16;
+typedef Halves<UnsignedRegister> u32x16;
+#else
+typedef Halves<Halves<FloatRegister>> f32x16;
+typedef Halves<Halves<IntRegister>> i32x16;
+typedef Halves<Halves<UnsignedRegister>> u32x16;
+#endif
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
 typedef uint16_t u16x32 __attribute__((vector_size(64)));
 
@@ -27,21 +95,43 @@ static inline f32x16 broadcast(float value) { return value - f32x16{}; }
 
 template <class Vector, class Element>
 static inline Vector load_as(const Element* from) {
-    Vector value;
-    std::memcpy(&value, from, sizeof value);
-    return value;
+    if constexpr (HAS_HALVES<Vector>) {
+        typedef decltype(Vector::low) Half;
+        const char* const bytes = reinterpret_cast<const char*>(from);
+        return {load_as<Half>(bytes), load_as<Half>(bytes + sizeof(Half))};
+    } else {
+        Vector value;
+        std::memcpy(&value, from, sizeof value);
+        return value;
+    }
+}
+template <class Vector, class Element>
+static inline void store_as(Element* to, const Vector& value) {
+    if constexpr (HAS_HALVES<Vector>) {
+        char* const bytes = reinterpret_cast<char*>(to);
+        store_as(bytes, value.low);
+        store_as(bytes + sizeof value.low, value.high);
+    } else {
+        std::memcpy(to, &value, sizeof value);
+    }
 }
 
 static inline f32x16 load(const float* from) { return load_as<f32x16>(from); }
-static inline void store(float* to, f32x16 value) { std::memcpy(to, &value, sizeof value); }
+static inline void store(float* to, f32x16 value) { store_as(to, value); }
 
 // Loads `count` <= 16 values and fills the other lanes with zeros.
 static inline f32x16 load_part(const float* from, i64 count) {
+    if constexpr (REGISTERS > 1)
+        if (count == LANES) return load(from);
     f32x16 value{};
     std::memcpy(&value, from, count * sizeof(float));
     return value;
 }
-static inline void store_part(float* to, f32x16 value, i64 count) { std::memcpy(to, &value, count * sizeof(float)); }
+static inline void store_part(float* to, f32x16 value, i64 count) {
+    if constexpr (REGISTERS > 1)
+        if (count == LANES) return store(to, value);
+    std::memcpy(to, &value, count * sizeof(float));
+}
 
 // Prevents GCC from loading a vector again for each multiply-add, because the load ports are the bottleneck.
 template <class Vector>
@@ -56,48 +146,27 @@ static inline Vector in_register(Vector x) {
 
 // -- functions of one register ----------------------------------------------------------------------------------------
 
-// GCC 12 compiles comparisons, selections and conversions of vectors that are wider than a register lane by lane.
-#if defined(__AVX512F__)
-constexpr int REGISTER_BYTES = 64;
-#elif defined(__AVX__)
-constexpr int REGISTER_BYTES = 32;
-#else
-constexpr int REGISTER_BYTES = 16;
-#endif
-typedef float FloatRegister __attribute__((vector_size(REGISTER_BYTES)));
-typedef int32_t IntRegister __attribute__((vector_size(REGISTER_BYTES)));
-typedef uint32_t UnsignedRegister __attribute__((vector_size(REGISTER_BYTES)));
-
-constexpr int REGISTERS = 64 / REGISTER_BYTES;  // registers of a vector of 16 floats
-
 static inline FloatRegister all_lanes(float value) { return value - FloatRegister{}; }
 
-static inline FloatRegister register_of(const f32x16& x, int index) {
-    return load_as<FloatRegister>(reinterpret_cast<const char*>(&x) + index * REGISTER_BYTES);
-}
-static inline IntRegister register_of(const i32x16& x, int index) {
-    return load_as<IntRegister>(reinterpret_cast<const char*>(&x) + index * REGISTER_BYTES);
+// Returns a register of a vector.
+template <class Vector>
+static inline auto register_of(const Vector& x, int index) {
+    if constexpr (HAS_HALVES<Vector>) {
+        constexpr int half = sizeof(x.low) / REGISTER_BYTES;
+        return index < half ? register_of(x.low, index) : register_of(x.high, index - half);
+    } else {
+        return x;
+    }
 }
 
 // Returns run(x...) for vectors x, where `run` computes on one register of each vector.
-#if defined(__AVX512F__)
-template <class Run, class... Vectors>
-static inline auto by_registers(Run&& run, Vectors... x) {
-    return run(x...);
+template <class Run, class First, class... Others>
+static inline __attribute__((always_inline)) auto by_registers(Run&& run, First x, Others... others) {
+    if constexpr (HAS_HALVES<First>)
+        return Halves{by_registers(run, x.low, others.low...), by_registers(run, x.high, others.high...)};
+    else
+        return run(x, others...);
 }
-#else
-static inline f32x16 whole_vector(const FloatRegister* parts) { return load_as<f32x16>(parts); }
-static inline i32x16 whole_vector(const IntRegister* parts) { return load_as<i32x16>(parts); }
-static inline u32x16 whole_vector(const UnsignedRegister* parts) { return load_as<u32x16>(parts); }
-
-template <class Run, class... Vectors>
-static inline __attribute__((always_inline)) auto by_registers(Run&& run, Vectors... x) {
-    decltype(run(register_of(x, 0)...)) parts[REGISTERS];
-#pragma GCC unroll 4
-    for (int index = 0; index < REGISTERS; ++index) parts[index] = run(register_of(x, index)...);
-    return whole_vector(parts);
-}
-#endif
 
 static inline f32x16 max(f32x16 x, f32x16 y) {
     return by_registers([](FloatRegister x, FloatRegister y) { return x > y ? x : y; }, x, y);
@@ -117,7 +186,7 @@ static inline bool any(i32x16 lanes) {
 #if defined(__AVX512F__)
     return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
 #elif defined(__AVX2__)
-    const __m256i either = (__m256i)(register_of(lanes, 0) | register_of(lanes, 1));
+    const __m256i either = (__m256i)(lanes.low | lanes.high);
     return _mm256_testz_si256(either, either) == 0;
 #else
     int32_t set = 0;
@@ -125,38 +194,64 @@ static inline bool any(i32x16 lanes) {
     return set != 0;
 #endif
 }
+// Returns the lanes `from` of x, followed by y.
+static inline f32x16 shuffle(f32x16 x, f32x16 y, i32x16 from) {
+#if defined(__AVX512F__)
+    return __builtin_shuffle(x, y, from);
+#else
+    float lanes[2 * LANES], result[LANES];
+    store(lanes, x);
+    store(lanes + LANES, y);
+    for (i64 lane = 0; lane < LANES; ++lane) result[lane] = lanes[from[lane]];
+    return load(result);
+#endif
+}
 static inline i64 round_up(i64 n) { return (n + LANES - 1) / LANES * LANES; }
 static inline i64 round_down(i64 n) { return n / LANES * LANES; }
 
+// Returns the sum of the registers of x.
+template <class Vector>
+static inline FloatRegister sum_of_registers(const Vector& x) {
+    if constexpr (HAS_HALVES<Vector>)
+        return sum_of_registers(x.low + x.high);
+    else
+        return x;
+}
+
+// Adds the lanes in halves, quarters, eighths and pairs.
 static inline float horizontal_sum(f32x16 value) {
-    float half[8];
-    for (int i = 0; i < 8; ++i) half[i] = value[i] + value[i + 8];
-    for (int i = 0; i < 4; ++i) half[i] += half[i + 4];
-    return (half[0] + half[2]) + (half[1] + half[3]);
+    const FloatRegister lanes = sum_of_registers(value);
+    float sums[LANES_OF_REGISTER];
+    std::memcpy(sums, &lanes, sizeof sums);
+    for (int count = LANES_OF_REGISTER / 2; count >= 4; count /= 2)
+        for (int i = 0; i < count; ++i) sums[i] += sums[i + count];
+    return (sums[0] + sums[2]) + (sums[1] + sums[3]);
+}
+
+// Splits the lanes of x, followed by the lanes of y, into groups of WIDTH lanes; adds the two halves of each group.
+template <int WIDTH>
+static inline FloatRegister add_halves(FloatRegister x, FloatRegister y) {
+    IntRegister lower;
+    for (int lane = 0; lane < LANES_OF_REGISTER; ++lane) lower[lane] = lane / (WIDTH / 2) * WIDTH + lane % (WIDTH / 2);
+    return __builtin_shuffle(x, y, lower) + __builtin_shuffle(x, y, lower + WIDTH / 2);
+}
+template <int WIDTH>
+static inline void add_halves(int count, FloatRegister* x) {
+    if (count == 1) x[1] = x[0];
+#pragma GCC unroll 8
+    for (int i = 0; 2 * i < count; ++i) x[i] = add_halves<WIDTH>(x[2 * i], x[2 * i + 1]);
+    if constexpr (WIDTH > 2) add_halves<WIDTH / 2>(count > 1 ? count / 2 : 1, x);
 }
 
 // Returns the sum of the lanes of each of COUNT vectors in the first COUNT lanes; COUNT is a power of two up to 16. The
-// lanes are added in the order of horizontal_sum: in halves, quarters, eighths and pairs. 16 sums take 15 additions.
+// lanes are added in the order of horizontal_sum. With registers of 16 floats, 16 sums take 15 additions.
 template <int COUNT>
 static inline f32x16 horizontal_sums(const f32x16* values) {
-    f32x16 x[16];
+    FloatRegister x[16] = {};
 #pragma GCC unroll 16
-    for (int i = 0; i < COUNT; ++i) x[i] = values[i];
-    auto halve = [&](int count, i32x16 lower, i32x16 upper) {
-        if (count == 1) x[1] = x[0];
-#pragma GCC unroll 8
-        for (int i = 0; 2 * i < count; ++i)
-            x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], lower) + __builtin_shuffle(x[2 * i], x[2 * i + 1], upper);
-    };
-    const i32x16 halves = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
-    const i32x16 quarters = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
-    const i32x16 eighths = {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29};
-    const i32x16 pairs = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-    halve(COUNT, halves, halves + 8);
-    halve(COUNT / 2 > 1 ? COUNT / 2 : 1, quarters, quarters + 4);
-    halve(COUNT / 4 > 1 ? COUNT / 4 : 1, eighths, eighths + 2);
-    halve(COUNT / 8 > 1 ? COUNT / 8 : 1, pairs, pairs + 1);
-    return x[0];
+    for (int i = 0; i < COUNT; ++i) x[i] = sum_of_registers(values[i]);
+    add_halves<LANES_OF_REGISTER>(COUNT, x);
+    return load_as<f32x16>(x);
 }
 
 // Writes the sum of the lanes of sums[r][o] to y[r * stride + o], for all ROWS x OUT vectors.
@@ -173,49 +268,67 @@ static inline float horizontal_max(f32x16 value) {
     return best;
 }
 
-// -- integers widened to 32 bits with one AVX-512 instruction; GCC 12 needs five instructions -------------------------
+// -- integers of 8, 16 and 32 bits ------------------------------------------------------------------------------------
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
 
 #if defined(__AVX512F__)
+// One AVX-512 instruction; GCC 12 needs five instructions.
 static inline u32x16 widen(u16x16 value) { return (u32x16)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)value); }
 static inline u32x16 widen(u8x16 value) { return (u32x16)_mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)value); }
 static inline i32x16 widen(i8x16 value) { return (i32x16)_mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)value); }
 // Returns the lowest bytes of integers from -128 to 127.
 static inline i8x16 narrow_to_int8(i32x16 value) { return (i8x16)_mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)value); }
+// Returns the lower halves of integers below 2^16.
+static inline u16x16 narrow_to_uint16(u32x16 value) { return __builtin_convertvector(value, u16x16); }
 // Returns 16 bytes as four words, repeated four times.
 static inline u32x16 load_four_times(const uint8_t* from) {
     return (u32x16)_mm512_maskz_broadcast_i32x4(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
-#else
-static inline u32x16 load_four_times(const uint8_t* from) {
-    u32x16 words;
-    for (int i = 0; i < 4; ++i) std::memcpy(reinterpret_cast<char*>(&words) + i * 16, from, 16);
-    return words;
-}
-#if defined(__AVX2__)
+#elif defined(__AVX2__)
 static inline u32x16 widen(u16x16 value) {
     const __m256i both = (__m256i)value;
-    const __m256i parts[2] = {_mm256_cvtepu16_epi32(_mm256_castsi256_si128(both)),
-                              _mm256_cvtepu16_epi32(_mm256_extracti128_si256(both, 1))};
-    return load_as<u32x16>(parts);
+    return {(UnsignedRegister)_mm256_cvtepu16_epi32(_mm256_castsi256_si128(both)),
+            (UnsignedRegister)_mm256_cvtepu16_epi32(_mm256_extracti128_si256(both, 1))};
 }
 static inline u32x16 widen(u8x16 value) {
     const __m128i all = (__m128i)value;
-    const __m256i parts[2] = {_mm256_cvtepu8_epi32(all), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(all, all))};
-    return load_as<u32x16>(parts);
+    return {(UnsignedRegister)_mm256_cvtepu8_epi32(all),
+            (UnsignedRegister)_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(all, all))};
 }
 static inline i32x16 widen(i8x16 value) {
     const __m128i all = (__m128i)value;
-    const __m256i parts[2] = {_mm256_cvtepi8_epi32(all), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(all, all))};
-    return load_as<i32x16>(parts);
+    return {(IntRegister)_mm256_cvtepi8_epi32(all), (IntRegister)_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(all, all))};
+}
+// The instructions that pack integers take the 128-bit lanes of both registers alternately.
+static inline i8x16 narrow_to_int8(i32x16 value) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)value.low, (__m256i)value.high), 0xd8);
+    return (i8x16)_mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+static inline u16x16 narrow_to_uint16(u32x16 value) {
+    return (u16x16)_mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)value.low, (__m256i)value.high), 0xd8);
+}
+static inline u32x16 load_four_times(const uint8_t* from) {
+    const auto twice = (UnsignedRegister)_mm256_broadcastsi128_si256(load_as<__m128i>(from));
+    return {twice, twice};
 }
 #else
-static inline u32x16 widen(u16x16 value) { return __builtin_convertvector(value, u32x16); }
-static inline u32x16 widen(u8x16 value) { return __builtin_convertvector(value, u32x16); }
-static inline i32x16 widen(i8x16 value) { return __builtin_convertvector(value, i32x16); }
-#endif
-static inline i8x16 narrow_to_int8(i32x16 value) { return __builtin_convertvector(value, i8x16); }
+template <class To, class From>
+static inline To convert_lanes(const From& from) {
+    To to;
+    for (i64 lane = 0; lane < LANES; ++lane) to[lane] = from[lane];
+    return to;
+}
+static inline u32x16 widen(u16x16 value) { return convert_lanes<u32x16>(value); }
+static inline u32x16 widen(u8x16 value) { return convert_lanes<u32x16>(value); }
+static inline i32x16 widen(i8x16 value) { return convert_lanes<i32x16>(value); }
+static inline i8x16 narrow_to_int8(i32x16 value) { return convert_lanes<i8x16>(value); }
+static inline u16x16 narrow_to_uint16(u32x16 value) { return convert_lanes<u16x16>(value); }
+static inline u32x16 load_four_times(const uint8_t* from) {
+    uint8_t copies[4][16];
+    for (auto& copy : copies) std::memcpy(copy, from, sizeof copy);
+    return load_as<u32x16>(copies);
+}
 #endif
 
 // -- bfloat16 ---------------------------------------------------------------------------------------------------------
@@ -232,21 +345,13 @@ static inline float to_float(bf16 value) {
 static inline u16x16 to_bf16(f32x16 value) { return (u16x16)_mm512_cvtneps_pbh((__m512)value); }
 #else
 static inline u16x16 to_bf16(f32x16 value) {
-    const u32x16 upper_half = by_registers(
+    return narrow_to_uint16(by_registers(
         [](FloatRegister x) {
             const UnsignedRegister bits = (UnsignedRegister)x, quiet = (bits >> 16) | 0x40;
             const UnsignedRegister rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
             return x != x ? quiet : rounded;
         },
-        value);
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    __m256i parts[2];
-    std::memcpy(parts, &upper_half, sizeof parts);
-    // The instruction packs the 128-bit lanes of both registers alternately.
-    return (u16x16)_mm256_permute4x64_epi64(_mm256_packus_epi32(parts[0], parts[1]), 0xd8);
-#else
-    return __builtin_convertvector(upper_half, u16x16);
-#endif
+        value));
 }
 #endif
 static inline void store(bf16* to, f32x16 value) {
@@ -258,6 +363,8 @@ static inline void store_part(bf16* to, f32x16 value, i64 count) {
     std::memcpy(to, &half, count * sizeof(bf16));
 }
 static inline f32x16 load_part(const bf16* from, i64 count) {
+    if constexpr (REGISTERS > 1)
+        if (count == LANES) return load(from);
     u16x16 half{};
     std::memcpy(&half, from, count * sizeof(bf16));
     return (f32x16)(widen(half) << 16);

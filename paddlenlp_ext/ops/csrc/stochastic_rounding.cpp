@@ -13,22 +13,23 @@
 namespace plx {
 namespace {
 
-typedef uint64_t u64x16 __attribute__((vector_size(128)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint64_t LongWords __attribute__((vector_size(128)));
 
 constexpr i64 PER_COUNTER = 8, DRAWS = PER_COUNTER * LANES;
 
 struct Product {
-    u32x16 high, low;
+    Words high, low;
 };
 
-Product multiply(u32x16 x, uint32_t factor) {
-    const u64x16 product = __builtin_convertvector(x, u64x16) * uint64_t(factor);
-    return {__builtin_convertvector(product >> 32, u32x16), __builtin_convertvector(product, u32x16)};
+Product multiply(Words x, uint32_t factor) {
+    const LongWords product = __builtin_convertvector(x, LongWords) * uint64_t(factor);
+    return {__builtin_convertvector(product >> 32, Words), __builtin_convertvector(product, Words)};
 }
 
 // Writes the draws of the values DRAWS * group to DRAWS * group + DRAWS - 1.
 void draw(const DrawPosition& position, i64 group, uint16_t* draws) {
-    u32x16 x0, x1, x2 = u32x16{} + uint32_t(position.step), x3{};
+    Words x0, x1, x2 = Words{} + uint32_t(position.step), x3{};
     for (i64 lane = 0; lane < LANES; ++lane) {
         const i64 counter = group * LANES + lane;
         x0[lane] = uint32_t(counter), x1[lane] = uint32_t(counter >> 32);
@@ -48,9 +49,13 @@ void draw(const DrawPosition& position, i64 group, uint16_t* draws) {
 
 // Adds a draw to the lower 16 bits and truncates them; infinities are unchanged, and NaN stays NaN.
 u16x16 round_by(f32x16 value, u16x16 draws) {
-    const u32x16 bits = (u32x16)value, exponent = u32x16{} + 0x7f800000u;
-    const u32x16 rounded = (bits + widen(draws)) >> 16, quiet = value != value ? (bits >> 16) | 0x40u : bits >> 16;
-    return __builtin_convertvector((bits & exponent) == exponent ? quiet : rounded, u16x16);
+    return narrow_to_uint16(by_registers(
+        [](FloatRegister x, UnsignedRegister draw) {
+            const UnsignedRegister bits = (UnsignedRegister)x, exponent = UnsignedRegister{} + 0x7f800000u;
+            const UnsignedRegister rounded = (bits + draw) >> 16, quiet = x != x ? (bits >> 16) | 0x40u : bits >> 16;
+            return (bits & exponent) == exponent ? quiet : rounded;
+        },
+        value, widen(draws)));
 }
 
 // Rounds `count` values; `first` is the index of the first value in the full tensor.

@@ -24,10 +24,10 @@ struct Strided {
 // otherwise.
 #ifdef __AVX512F__
 typedef f32x16 Register;
-constexpr int ROWS = 4, VECTORS = 4;  // 16 sums: 8 loads feed 16 multiply-adds
+constexpr int ROWS = 4, VECTORS = 4;  // 16 sums: 8 loads for 16 multiply-adds
 #else
 typedef float Register __attribute__((vector_size(32)));
-constexpr int ROWS = 4, VECTORS = 2;
+constexpr int ROWS = 6, VECTORS = 2;  // 12 sums: 8 loads for 12 multiply-adds
 #endif
 constexpr i64 WIDTH = sizeof(Register) / sizeof(float);
 
@@ -102,10 +102,17 @@ inline void product(bool accumulate, i64 rows, i64 columns, i64 depth, Strided<E
     for (i64 column = 0; column < full; column += VECTORS * WIDTH) {
         const i64 vectors = (full - column) / WIDTH;
         i64 row = 0;
-        for (; row + ROWS <= rows; row += ROWS)
-            block_of<ROWS>(vectors, accumulate, depth, a.from_row(row), b + column, ldb, c + row * ldc + column, ldc);
-        for (; row < rows; ++row)
-            block_of<1>(vectors, accumulate, depth, a.from_row(row), b + column, ldb, c + row * ldc + column, ldc);
+        const auto add_rows = [&](auto height) {
+            for (; row + height <= rows; row += height)
+                block_of<height>(vectors, accumulate, depth, a.from_row(row), b + column, ldb, c + row * ldc + column,
+                                 ldc);
+        };
+        add_rows(std::integral_constant<int, ROWS>{});
+        if constexpr (ROWS > 4) {
+            add_rows(std::integral_constant<int, 4>{});
+            add_rows(std::integral_constant<int, 2>{});
+        }
+        add_rows(std::integral_constant<int, 1>{});
     }
     if constexpr (std::is_same_v<Element, float>)
         if (full < columns) remaining_columns(accumulate, rows, full, columns, depth, a, b, ldb, c, ldc);

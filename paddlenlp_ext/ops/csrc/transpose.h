@@ -1,21 +1,31 @@
 // Transpose of 16 x 16 floats in registers.
 #pragma once
 
+#include <utility>
+
 #include "simd.h"
 
 namespace plx {
 
 // Exchanges lanes between two rows with indices that differ by STEP, as one step of the transposition.
-template <int STEP>
-static inline void exchange(f32x16& upper, f32x16& lower) {
-    i32x16 from_upper, from_lower;
-    for (int lane = 0; lane < LANES; ++lane) {
-        from_upper[lane] = lane & STEP ? LANES + lane - STEP : lane;
-        from_lower[lane] = lane & STEP ? LANES + lane : lane + STEP;
+template <int STEP, class Vector>
+static inline void exchange(Vector& upper, Vector& lower) {
+    constexpr int lanes = sizeof(Vector) / sizeof(float);
+    if constexpr (HAS_HALVES<Vector> && STEP == lanes / 2) {
+        std::swap(upper.high, lower.low);
+    } else if constexpr (HAS_HALVES<Vector>) {
+        exchange<STEP>(upper.low, lower.low);
+        exchange<STEP>(upper.high, lower.high);
+    } else {
+        IntRegister from_upper, from_lower;
+        for (int lane = 0; lane < lanes; ++lane) {
+            from_upper[lane] = lane & STEP ? lanes + lane - STEP : lane;
+            from_lower[lane] = lane & STEP ? lanes + lane : lane + STEP;
+        }
+        const Vector first = __builtin_shuffle(upper, lower, from_upper);
+        lower = __builtin_shuffle(upper, lower, from_lower);
+        upper = first;
     }
-    const f32x16 first = __builtin_shuffle(upper, lower, from_upper);
-    lower = __builtin_shuffle(upper, lower, from_lower);
-    upper = first;
 }
 
 template <int STEP>
