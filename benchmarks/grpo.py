@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext import configure_runtime
@@ -27,6 +26,7 @@ from paddlenlp_ext import configure_runtime
 configure_runtime()  # before Paddle is imported
 
 from benchmarks import ROOT, STARTED_WITH
+from benchmarks.grpo_options import add_sizes, num_samples, parser_of_inputs, run_keys
 from benchmarks.measure import report, sample_rates
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.config.run_config import GRPO_SECTIONS
@@ -41,8 +41,6 @@ KEYS = {
     **dict.fromkeys(("do_train", "overwrite_output_dir", "disable_tqdm", "lora"), "true"),
     "reward_funcs": "exact_answer",
     "reward_answer_column": "reference",
-    "lr_scheduler_type": "constant",
-    "save_strategy": "no",
     "device": "cpu",
 }
 
@@ -61,26 +59,21 @@ class Steps(Callback):
 
 def measure(args: argparse.Namespace, keys: Sequence[str]) -> None:
     """Run the steps in this process, and print one JSON line."""
-    samples, steps = args.prompts * args.generations, Steps()
+    steps = Steps()
     with tempfile.TemporaryDirectory() as folder:
         own = {
             **KEYS,
+            **run_keys(args),
             "model_name_or_path": args.model,
             "train_dataset_path": args.rows,
             "output_dir": f"{folder}/run",
-            "num_generations": args.generations,
-            "per_device_train_batch_size": args.micro_batch,
-            "gradient_accumulation_steps": samples // args.micro_batch,
-            "max_completion_length": args.length,
-            "max_steps": args.steps + 1,
-            "learning_rate": args.learning_rate,
             "lora_rank": args.rank,
             "lora_alpha": 2 * args.rank,
         }
         words = [str(word) for key, value in own.items() for word in (f"--{key}", value)]
         config = load_run_config([*words, *keys], peft_methods(), GRPO_SECTIONS)
         build_trainer(config, load_data(config), [steps]).train()
-    figures = sample_rates(samples, steps.ends, [each["completions/mean_length"] for each in steps.metrics])
+    figures = sample_rates(num_samples(args), steps.ends, [each["completions/mean_length"] for each in steps.metrics])
     figures["sampling_seconds"] = [round(each["sampling/seconds"], 3) for each in steps.metrics[1:]]
     figures["rewards"] = [each["reward"] for each in steps.metrics]
     report("grpo", {**vars(args), "rows": str(args.rows), "keys": keys, **figures}, "paddlepaddle")
@@ -106,19 +99,11 @@ def compare(args: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="Hugging Face folder")
-    parser.add_argument("rows", type=Path, help="JSON Lines with src and tgt")
+    parser = parser_of_inputs(__doc__)
     parser.add_argument("--peer", help="Python interpreter with TRL")
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds with --peer")
     arguments, sizes = parser.parse_known_args(argv)
-    parser.add_argument("--steps", type=int, default=3, help="number of timed steps, after an untimed step")
-    parser.add_argument("--prompts", type=int, default=8, help="number of prompts in a step")
-    parser.add_argument("--generations", type=int, default=8, help="number of completions of a prompt")
-    parser.add_argument("--micro_batch", type=int, default=16, help="number of completions in a micro-batch")
-    parser.add_argument("--length", type=int, default=40, help="maximum number of tokens in a completion")
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--learning_rate", type=float, default=1e-4)
+    add_sizes(parser)
     args, keys = parser.parse_known_args(argv)
     if arguments.peer is None:
         measure(args, keys)
