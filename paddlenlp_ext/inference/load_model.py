@@ -76,7 +76,7 @@ def find_source(base: str, adapter: str | None) -> tuple[ModelSource, AdapterFil
     stored = read_adapter(adapter)
     source = replace(source, config_overrides=stored.base_overrides(source.config))
     quantization = stored.base_quantization(source.config)
-    before = stored.for_base(DecoderConfig.from_dict(source.config, source.name)).before_quantizing
+    before = stored.for_base(source.decoder_config()).before_quantizing
     return source, stored, {"quantization_config": quantization, "before_quantizing": before}
 
 

@@ -221,7 +221,7 @@ def build_skeleton(source: ModelSource, dtype: str = "float32", use_flash_attent
     Raises:
         ValueError: the architecture or the dtype is not supported, or the model is a classifier with several labels.
     """
-    config = DecoderConfig.from_dict(source.config, source.name, source.config_overrides)
+    config = source.decoder_config()
     with _default_dtype(dtype), paddle.LazyGuard():
         if source.score_seed is None:
             model = CausalLM(config)

@@ -113,6 +113,14 @@ class ModelSource:
         """Contents of config.json, or of equivalent GGUF metadata, after applying `config_overrides`."""
         return {**read_model_config(self.path), **self.config_overrides}
 
+    def decoder_config(self) -> DecoderConfig:
+        """Build the config of the decoder from `config`.
+
+        Raises:
+            ValueError: see `DecoderConfig.from_dict`.
+        """
+        return DecoderConfig.from_dict(self.config, self.name, self.config_overrides)
+
     @cached_property
     def stored_quantization(self) -> QuantizationConfig | None:
         """Quantization of the stored weights; None for floating-point weights.
@@ -136,7 +144,7 @@ class ModelSource:
             ValueError: see `DecoderConfig.from_files`; or `path` has no readable weights, the config is not supported,
                 the download failed, or the model on the hub changed after config.json was read.
         """
-        config = DecoderConfig.from_dict(self.config, self.name)
+        config = self.decoder_config()
         if resolve_model(self.name) != self.path:
             raise ValueError(
                 f"{self.name}: the files on the hub changed after config.json was read; run the program again"

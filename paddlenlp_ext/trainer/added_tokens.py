@@ -16,7 +16,6 @@ from typing import Any
 
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.sections.model import ModelConfig
-from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.lora.low_rank_config import LowRankConfig
@@ -81,7 +80,7 @@ def with_trained_tokens(config: RunConfig, source: ModelSource) -> RunConfig:
     peft, new_ids = config.peft, source.new_token_ids
     if peft is None or not new_ids:
         return config
-    is_tied = DecoderConfig.from_dict(source.config).tie_word_embeddings
+    is_tied = source.decoder_config().tie_word_embeddings
     tables = [EMBEDDING] if is_tied or source.score_seed is not None else [EMBEDDING, HEAD]
     structure = peft if peft.path is None else PeftConfig.from_pretrained(peft.path)
     saved = structure.modules_to_save

@@ -28,7 +28,6 @@ from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.load import load_training_template
 from paddlenlp_ext.data.tokenization.cache_key import tokenizer_fingerprint
 from paddlenlp_ext.data.training_rows import TrainingRows, load_rows
-from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.added_tokens import extend_vocabulary
 from paddlenlp_ext.trainer.distillation.teacher import teacher_context
@@ -63,7 +62,7 @@ class RunData:
     @property
     def max_context(self) -> int:
         """Context of the model in positions, after RoPE scaling."""
-        return DecoderConfig.from_dict(self.source.config).max_context
+        return self.source.decoder_config().max_context
 
     @property
     def any_rows(self) -> TrainingRows:
@@ -189,7 +188,7 @@ def load_tokenizing(config: RunConfig, tokenizer: Any = None) -> RunData:
         ValueError: the model or the template is not found, or the model family is unsupported.
     """
     source = ModelSource.from_config(config.model)
-    DecoderConfig.from_dict(source.config, source.name)  # fails early for an unsupported family
+    source.decoder_config()  # fails early for an unsupported family
     tokenizer = load_tokenizer(source.tokenizer_path) if tokenizer is None else tokenizer
     source = extend_vocabulary(source, tokenizer, config.model)
     if config.reward is not None:

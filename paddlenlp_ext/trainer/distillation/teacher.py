@@ -18,7 +18,6 @@ from paddlenlp_ext.config.sections.distillation import DistillationConfig
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.devices import capabilities
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpp import bf16
@@ -88,7 +87,7 @@ def _find_adapter(folder: Path, quantization: QuantizationConfig | None) -> Teac
         requested_quantization=adapter.base_quantization(source.config),
         tokenizer_path=folder if has_tokenizer else source.tokenizer_path,
     )
-    before_quantizing = adapter.for_base(DecoderConfig.from_dict(source.config, source.name)).before_quantizing
+    before_quantizing = adapter.for_base(source.decoder_config()).before_quantizing
     return TeacherFiles(source, adapter, before_quantizing)
 
 
@@ -100,7 +99,7 @@ def teacher_context(options: DistillationConfig) -> int:
     """
     source = find_teacher(options).source
     with _named_errors():
-        return DecoderConfig.from_dict(source.config).max_context
+        return source.decoder_config().max_context
 
 
 def load_teacher(files: TeacherFiles, config: RunConfig) -> TrainableModel:
@@ -171,9 +170,9 @@ def check_vocabulary(source: ModelSource, tokenizer: Any) -> None:
     different = different or sorted((id_, token) for token, id_ in other.items() if token not in own)
     id_, token = different[0]
     raise ValueError(
-        f"teacher_model_name_or_path: {source.name} has another vocabulary than the trained model ({len(other):,} and "
-        f"{len(own):,} tokens; the first difference is token {id_}, {token!r}); choose a teacher with the same "
-        "tokenizer"
+        f"teacher_model_name_or_path: {source.name} ({len(other):,} tokens) and the trained model ({len(own):,} "
+        f"tokens) have different vocabularies: the first difference is token {id_}, {token!r}; choose a teacher with "
+        "the same tokenizer"
     )
 
 
@@ -196,7 +195,7 @@ def teacher_fingerprint(teacher: TeacherFiles, precision: PrecisionConfig) -> st
 
 @contextmanager
 def _named_errors() -> Iterator[None]:
-    """Begin the messages of errors in reading the teacher with its key, because the student's files have the same."""
+    """Prefix errors about the teacher's files with its key, because the student has files of the same names."""
     try:
         yield
     except ValueError as error:
