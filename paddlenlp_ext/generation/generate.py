@@ -118,18 +118,15 @@ def generate(
     if grammar is not None:
         options.check_grammar("grammar")
     rows = _make_rows(prompts, first_row, options, model.config)
-    for row in rows:
-        row.grammar = None if grammar is None else grammar.copy()
-    longest_first = sorted(rows, key=lambda row: -len(row.prompt))
-    chooser = TokenChooser(options)
+    if grammar is not None:
+        for row in rows:
+            row.grammar = grammar.copy()
     with paddle.no_grad(), _evaluation_mode(model):
-        for first in range(0, len(rows), batch_size):
-            batch = longest_first[first : first + batch_size]
-            for row, token in _decode(model, batch, chooser, options):
-                if token is not None and on_token is not None:
-                    on_token(row.number, token)
-                if row.ended and on_row is not None:
-                    on_row(row.number, row.generated)
+        for row, token in _decode_in_batches(model, rows, batch_size, options):
+            if token is not None and on_token is not None:
+                on_token(row.number, token)
+            if row.ended and on_row is not None:
+                on_row(row.number, row.generated)
     return [row.generated for row in rows]
 
 
@@ -160,10 +157,20 @@ def _make_rows(prompts: Sequence[Sequence[int]], first_row: int, options: Decodi
     return rows
 
 
+def _decode_in_batches(
+    model: GenerationModel, rows: list[Row], batch_size: int, options: DecodingOptions
+) -> Iterator[tuple[Row, int | None]]:
+    """Decode all rows, longest prompts first; yield (row, token) for each new token, (row, None) for an end token."""
+    longest_first = sorted(rows, key=lambda row: -len(row.prompt))
+    chooser = TokenChooser(options)
+    for first in range(0, len(rows), batch_size):
+        yield from _decode(model, longest_first[first : first + batch_size], chooser, options)
+
+
 def _decode(
     model: GenerationModel, rows: list[Row], chooser: TokenChooser, options: DecodingOptions
 ) -> Iterator[tuple[Row, int | None]]:
-    """Decode one batch until all rows end; yield (row, token) for each new token and (row, None) for an end token."""
+    """Decode one batch until all rows end."""
     if options.decode_strategy == "beam_search":
         return _beam_tokens(model, rows, options)
     if options.max_draft_tokens:

@@ -122,8 +122,7 @@ def merge_adapter(
     """
     stored = read_adapter(adapter, allow_pickle)
     require_mergeable_method(stored.config)
-    is_reward_model = SCORE_WEIGHT in stored.tensors
-    if is_reward_model:
+    if SCORE_WEIGHT in stored.tensors:
         load_model = partial(load_model, task_type="SEQ_CLS")
     base_name = _base_name(base, stored)
     base_path = resolve_model(base) if base else resolve_base(base_name, stored.folder, "--model_name_or_path BASE")
@@ -131,7 +130,7 @@ def merge_adapter(
     check_output(output, overwrite, (base_path, stored.folder))
     base_config = read_model_config(base_path)
     quantization = stored.base_quantization(base_config)
-    merged_into = _describe_target(merge_base, base_path, stored, quantization)
+    merged_into = _describe_target(merge_base, base_path, stored)
     overrides = stored.base_overrides(base_config)
     input_ids = fixed_prompts({**base_config, **overrides}["vocab_size"])
     trained = target = _load_adapted(load_model, base_path, stored, quantization, overrides, input_ids)
@@ -148,14 +147,7 @@ def merge_adapter(
     )
     dtype = dtype or common_dtype(base_path, target.source)
     with atomic_folder(output) as draft:
-        # Checkpoints of tied models may contain lm_head as a copy of the embedding.
-        copies = ("lm_head.weight",) if merged.config.tie_word_embeddings else ()
-        write_merged_weights(
-            draft, target.source, target.stored, target.modules, dtype, target.config.to_files, left_out=copies
-        )
-        # The text config of a composite model may lack `architectures`.
-        task = {key: merged.config.source[key] for key in (TASK_KEYS if is_reward_model else ("architectures",))}
-        write_companions(draft, base_path, stored.folder, dtype, {**overrides, **task})
+        _write_files(draft, base_path, target, merged, dtype, overrides)
         round_to_stored(merged, target.config.from_files(open_weights(draft)))
         expected = logits_of(merged, input_ids)
         del merged  # free the memory before loading another model
@@ -199,6 +191,25 @@ class _AdaptedBase:
         return model
 
 
+def _write_files(
+    folder: Path,
+    base: Path,
+    target: _AdaptedBase,
+    merged: TrainableModel,
+    dtype: str | None,
+    overrides: Mapping[str, Any],
+) -> None:
+    """Write the merged weights with the config and the tokenizer of the base."""
+    # Checkpoints of tied models may contain lm_head as a copy of the embedding.
+    copies = ("lm_head.weight",) if merged.config.tie_word_embeddings else ()
+    stored = target.stored
+    write_merged_weights(folder, target.source, stored, target.modules, dtype, target.config.to_files, left_out=copies)
+    # The text config of a composite model may lack `architectures`.
+    keys = ("architectures",) if merged.config.num_labels is None else TASK_KEYS
+    task = {key: merged.config.source[key] for key in keys}
+    write_companions(folder, base, stored.folder, dtype, {**overrides, **task})
+
+
 def _load_adapted(
     load_model: Callable[..., TrainableModel],
     base: Path,
@@ -222,9 +233,7 @@ def _load_adapted(
     return _AdaptedBase(adapted, source, own, modules, config, base_logits, logits_of(adapted, input_ids))
 
 
-def _describe_target(
-    merge_base: MergeBase, base: Path, stored: AdapterFiles, quantization: QuantizationConfig | None
-) -> str:
+def _describe_target(merge_base: MergeBase, base: Path, stored: AdapterFiles) -> str:
     """Describe the weights into which the adapter is merged."""
     saved = from_quantization_config(read_model_config(base).get("quantization_config"))
     trained_over = stored.quantization or saved

@@ -89,6 +89,17 @@ def recurrence_state_gradients_kernel(
 
 
 @triton.jit
+def decay_gradients(m, by_start, by_end, of_whole, CHUNK: tl.constexpr):
+    """Return the gradients of the decays of a chunk; `_Factors.gradients` of chunked_recurrence.py has the formula."""
+    i = tl.arange(0, CHUNK)
+    is_lower, is_strict = i[:, None] >= i[None, :], i[:, None] > i[None, :]
+    of_decay = tl.sum(tl.where(is_strict, tl.cumsum(m, axis=0, reverse=True), 0.0), axis=1)
+    of_decay += tl.sum(tl.where(is_lower, by_start[:, None], 0.0), axis=0)
+    of_decay += tl.sum(tl.where(is_strict, by_end[None, :], 0.0), axis=1)
+    return of_decay + of_whole
+
+
+@triton.jit
 def recurrence_value_gradients_kernel(
     q,  # [T, G, H]
     k,  # [T, G, H]
@@ -173,11 +184,7 @@ def recurrence_value_gradients_kernel(
         m += of_kk * kk
         tl.store(square_of(kk_gradient, chunk, n, num_heads, CHUNK), (of_kk + tl.trans(of_kk)).to(dtype))
         tl.store(scalars_of(beta_gradient, first, is_row, n, num_heads), of_beta, mask=is_row)
-    # `_Factors.gradients` of chunked_recurrence.py has the formula.
-    of_decay = tl.sum(tl.where(is_strict, tl.cumsum(m, axis=0, reverse=True), 0.0), axis=1)
-    of_decay += tl.sum(tl.where(is_lower, by_start[:, None], 0.0), axis=0)
-    of_decay += tl.sum(tl.where(is_strict, by_end[None, :], 0.0), axis=1)
-    of_decay += tl.sum(by_whole, axis=0) * whole
+    of_decay = decay_gradients(m, by_start, by_end, tl.sum(by_whole, axis=0) * whole, CHUNK)
     tl.store(scalars_of(decay_gradient, first, is_row, n, num_heads), of_decay, mask=is_row)
 
 
