@@ -196,7 +196,7 @@ def _feed_forward_reason(mlp: Any) -> str | None:
 
 
 def feed_forwards(layer: Any) -> tuple[Any, MixtureOfExperts | None]:
-    """Return the feed-forward block or shared expert, and the expert layer; None for what the layer does not have."""
+    """Return the feed-forward block or shared expert, and the expert layer; None for a part that the layer lacks."""
     mixture = layer.mixture
     return (layer.mlp if layer.mlp is not mixture else None if mixture is None else mixture.shared_layer), mixture
 

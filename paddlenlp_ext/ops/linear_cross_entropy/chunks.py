@@ -125,7 +125,7 @@ def losses_by_chunks(
     """Return the cross entropy of each position, fp32 [R], and the number of correct predictions.
 
     `is_summed` states that the caller sums the losses, so that all losses have the same gradient. `softcap` bounds the
-    logits. `row_losses` computes another loss than the cross entropy; `labels_R` are its targets.
+    logits. `row_losses` computes a loss other than the cross entropy; `labels_R` are its targets.
     """
     if row_losses is not None:
         products = _with_row_losses(products, row_losses)

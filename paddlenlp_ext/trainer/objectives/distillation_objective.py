@@ -76,7 +76,7 @@ class DistillationObjective(CrossEntropy):
             has an adapter, the teacher is `model` without its adapter.
 
     Raises:
-        ValueError: the teacher does not exist or has another vocabulary.
+        ValueError: the teacher does not exist or has a different vocabulary.
     """
 
     num_sums = 4

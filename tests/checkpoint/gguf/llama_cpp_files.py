@@ -44,7 +44,7 @@ _LATENT = {
     "qk_nope_head_dim": 12,
     "qk_rope_head_dim": 8,
     "v_head_dim": 10,
-    "rms_norm_eps": 1e-6,  # that of the norms of latents, for which llama.cpp has no other
+    "rms_norm_eps": 1e-6,  # llama.cpp uses it for the norms of latents too
 }
 _LATENT_EXPERTS = {
     **_LATENT,
@@ -550,7 +550,7 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
 
 
 def _add_latent_sizes(writer: gguf.GGUFWriter, model: CausalLM) -> None:
-    """Write the sizes of latent attention; key and value lengths are those of the latents in DeepSeek's files."""
+    """Write the sizes of latent attention; in DeepSeek's files, key and value lengths describe the latents."""
     latent = model.config.latent
     head_dim = latent.unrotated_dim + latent.rotated_dim
     if latent.query_rank is not None:
@@ -794,7 +794,7 @@ def _with_split_experts(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, n
 def _with_split_latents(
     tensors: Iterator[tuple[str, np.ndarray]], config: DecoderConfig
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield tensors with the matrices of keys, transposed, [N, L, U], apart from those of values, [N, E, L]."""
+    """Yield tensors, with separate matrices for keys, transposed, [N, L, U], and for values, [N, E, L]."""
     for name, values in tensors:
         if "kv_b_proj" in name:
             by_head = values.reshape(config.num_attention_heads, -1, values.shape[-1])
