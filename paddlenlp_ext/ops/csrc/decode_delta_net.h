@@ -10,12 +10,10 @@
 #include "gates.h"
 #include "recurrence_step.h"
 #include "rms_norm.h"
-#include "softplus.h"
+#include "scalar_activations.h"
 
 namespace plx {
 namespace delta_net {
-
-inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 // Outputs of the projections for the new positions of a row, and the output of the layer [length, value size].
 struct RowInputs {

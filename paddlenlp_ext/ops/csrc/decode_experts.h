@@ -29,11 +29,11 @@ class ExpertRows {
         sort(options, positions);
     }
 
-    // The first row of an expert; of the number of experts: the number of rows.
+    // First row of an expert. The rows of the last expert end at start(number of experts).
     i64 start(i64 expert) const { return starts_[expert]; }
     i64 count(i64 expert) const { return starts_[expert + 1] - starts_[expert]; }
     i64 position(i64 row) const { return positions_[row]; }
-    // The factor of the expert's output for this position.
+    // Factor of the expert's output for the position of this row.
     float weight(i64 row) const { return weights_[row]; }
 
   private:

@@ -17,6 +17,7 @@
 #include "gates.h"
 #include "rms_norm.h"
 #include "rope.h"
+#include "scalar_activations.h"
 #include "scratch.h"
 
 namespace plx {
@@ -263,7 +264,7 @@ class Worker {
             if (layer.down == nullptr)
                 std::fill_n(down, size, 0.0f);
             else if (experts.shared_gate != nullptr)
-                scale_values(1.0f / (1.0f + std::exp(-shared_gates(experts)[position])), down, size);
+                scale_values(sigmoid(shared_gates(experts)[position]), down, size);
         }
         for_each_expert(experts, [&](i64 expert, i64 first, i64 count, i64 next) {
             const DecodeMatrix* const following = next == experts.experts ? nullptr : experts.downs + next;

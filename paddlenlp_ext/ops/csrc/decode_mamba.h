@@ -9,7 +9,7 @@
 #include "gates.h"
 #include "recurrence_step.h"
 #include "rms_norm.h"
-#include "softplus.h"
+#include "scalar_activations.h"
 
 namespace plx {
 namespace mamba {
@@ -116,8 +116,8 @@ class Heads {
     float *const bc_, *const x_, *const dx_;
 };
 
-// Normalizes the groups of all positions; writes them to `to`, and returns `to`. `gated` and `squares` are described in
-// RowTensors. Returns `gated` without a norm.
+// Writes the normalized groups of all positions to `to` and returns `to`; without a norm, returns `gated`. `gated` and
+// `squares` are described in RowTensors.
 inline const float* norm_groups(const DecodeMamba& net, i64 positions, const float* gated, const float* squares,
                                 float* to) {
     if (net.norm == nullptr) return gated;

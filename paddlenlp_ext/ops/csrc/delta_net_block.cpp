@@ -11,7 +11,7 @@
 #include "arrays.h"
 #include "convolution_rows.h"
 #include "gates.h"
-#include "softplus.h"
+#include "scalar_activations.h"
 #include "training_block.h"
 
 namespace plx {
@@ -70,8 +70,6 @@ struct Recurrent {
         : q(0, key_size, rows), k(key_size, key_size, rows), v(2 * key_size, value_size, rows), decay(rows * heads),
           beta(rows * heads) {}
 };
-
-float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 template <class Value>
 class Net {
@@ -135,7 +133,7 @@ class Net {
     // Computes the inputs of the recurrence for a chunk.
     void load(const Chunk& chunk, const Recurrent& inputs) const {
         for (const Recurrent::Part* part : {&inputs.q, &inputs.k, &inputs.v})
-            convolve(chunk, *part, [](float* to, f32x16 y, i64 count) { store_part(to, y * plx::sigmoid(y), count); });
+            convolve(chunk, *part, [](float* to, f32x16 y, i64 count) { store_part(to, y * sigmoid(y), count); });
         for (i64 at = chunk.row * sizes_.heads; at < (chunk.row + chunk.rows) * sizes_.heads; ++at) {
             const i64 head = at % sizes_.heads;
             inputs.decay.data()[at] = block_.rates[head] * softplus(saved_.a[at] + block_.dt_bias[head]);
@@ -154,7 +152,7 @@ class Net {
     // Replaces the gradient of silu(y) with the gradient of the convolution y.
     void silu_backward(const Chunk& chunk, const Recurrent::Part& part) const {
         convolve(chunk, part, [](float* gradient, f32x16 y, i64 count) {
-            store_part(gradient, load_part(gradient, count) * Silu::slope(y, plx::sigmoid(y)), count);
+            store_part(gradient, load_part(gradient, count) * Silu::slope(y, sigmoid(y)), count);
         });
     }
 
@@ -226,7 +224,7 @@ class Net {
         const i64 size = sizes_.value_dim;
         const float inverse = row_inverse_rms(saved_.o + at, size, block_.head_epsilon);
         for_each_vector(size, [&](i64 start, i64 count) {
-            const f32x16 z = load_part(saved_.z + at + start, count), s = plx::sigmoid(z);
+            const f32x16 z = load_part(saved_.z + at + start, count), s = sigmoid(z);
             const f32x16 of_gated = load_part(of_o + at + start, count), n = normed(at, inverse, start, count);
             store_part(gated + start, z * s * n, count);
             store_part(of_z + at + start, of_gated * n * Silu::slope(z, s), count);

@@ -1,5 +1,4 @@
-// Chunks of the gated delta rule (arXiv:2412.06464): types shared by the forward and the backward pass, and with the
-// Kimi delta rule.
+// Chunks of the gated delta rule (arXiv:2412.06464), and types that the Kimi delta rule shares.
 #pragma once
 
 #include "recurrence.h"
@@ -53,6 +52,8 @@ struct NormalizedKeys {
             k_scales[row] = normalize(k_rows + row * stride, epsilon, 1.0f, k + row * dim);
         }
     }
+    // Sets the products that all value heads share: none in the Kimi delta rule.
+    void multiply() const {}
     // Writes the gradients of the inputs, whose rows are `stride` floats apart, for the gradients [rows, dim] of q and
     // k.
     void input_gradients(const float* of_q, const float* of_k, i64 stride, float* to_q, float* to_k) const {
@@ -88,10 +89,6 @@ struct KeyChunk : NormalizedKeys {
         : NormalizedKeys(arrays, dim), k_columns(arrays.take<float>(dim * CHUNK)),
           qk(arrays.take<float>(CHUNK * CHUNK)), kk(arrays.take<float>(CHUNK * CHUNK)) {}
 
-    void load(const float* q_rows, const float* k_rows, i64 stride, i64 count, float epsilon) {
-        load_rows(q_rows, k_rows, stride, count, epsilon);
-        multiply();
-    }
     // Sets the products of q and k.
     void multiply() const {
         transpose_rows(rows, dim, k, dim, k_columns, CHUNK);
@@ -131,13 +128,17 @@ struct DeltaFactors {
 
 // Decays and strengths of a chunk and a value head of the gated delta rule.
 struct HeadChunk : ChunkDecays, DeltaFactors {
+    using Keys = KeyChunk;
     HeadChunk(Arrays& arrays, i64 dim) : ChunkDecays(arrays), DeltaFactors(arrays, dim) {}
 
-    // The values of `decays` and `betas` for adjacent positions are `stride` floats apart.
-    void load(const KeyChunk& keys, const float* decays, const float* betas, i64 stride) {
+    // Number of decays of a position and a head.
+    i64 num_decays() const { return 1; }
+
+    // The values of `decays` for adjacent positions are `stride` floats apart; `betas`: `beta_stride`.
+    void load(const KeyChunk& keys, const float* decays, i64 stride, const float* betas, i64 beta_stride) {
         load_decays(decays, stride, keys.rows);
         for (i64 row = 0; row < rows; ++row) {
-            beta[row] = betas[row * stride];
+            beta[row] = betas[row * beta_stride];
             load_row(keys, row);
             scale(false, since_start[row], keys.q + row * dim, dim, q_since_start + row * dim);
             scale(false, -beta[row] * since_start[row], keys.k + row * dim, dim, k_since_start + row * dim);
@@ -145,11 +146,8 @@ struct HeadChunk : ChunkDecays, DeltaFactors {
         }
     }
 
-    // Replaces the state before the chunk with the state after it.
-    void update(const float* u, i64 width, float* state) const {
-        scale(false, whole_decay, state, dim * width, state);
-        product(true, dim, width, rows, Rows{k_until_end, 1, dim}, u, width, state, width);
-    }
+    // Multiplies a state by the decays of all positions.
+    void decay_state(i64 width, float* state) const { scale(false, whole_decay, state, dim * width, state); }
 
   private:
     void load_row(const KeyChunk& keys, i64 row) {
@@ -175,7 +173,47 @@ struct HeadGroup {
     i64 value_at(i64 position, i64 member) const { return scalar_at(position, member) * sizes.value_dim; }
     i64 value_stride() const { return sizes.heads * sizes.value_dim; }
     i64 state_size() const { return sizes.key_dim * sizes.value_dim; }
-    i64 state_at(i64 document, i64 member = 0) const { return (document * sizes.heads + head(member)) * state_size(); }
+    i64 states_size() const { return count() * state_size(); }
+    i64 state_at(i64 document) const { return (document * sizes.heads + head(0)) * state_size(); }
+};
+
+// Task of a forward or backward pass: a key head with its value heads, and the chunk that is loaded. `Chunk` is
+// HeadChunk, or ChannelChunk for the Kimi delta rule.
+template <class Chunk>
+class DeltaRuleTask {
+  protected:
+    DeltaRuleTask(const DeltaRuleSizes& sizes, const DeltaRuleTensors& tensors, i64 key_head, Arrays& arrays)
+        : sizes_(sizes), tensors_(tensors), group_{sizes, key_head}, keys_(arrays, sizes.key_dim),
+          chunk_(arrays, sizes.key_dim) {}
+
+    void load_keys(i64 position, i64 rows) {
+        const i64 at = group_.key_at(position);
+        keys_.load_rows(tensors_.q + at, tensors_.k + at, group_.key_stride(), rows, sizes_.norm_epsilon);
+    }
+    const float* decays(i64 position, i64 member) const {
+        return tensors_.decay + group_.scalar_at(position, member) * chunk_.num_decays();
+    }
+    void load_head(i64 position, i64 member) {
+        chunk_.load(keys_, decays(position, member), sizes_.heads * chunk_.num_decays(),
+                    tensors_.beta + group_.scalar_at(position, member), sizes_.heads);
+    }
+    // Writes U of the loaded chunk for the state before the chunk.
+    void compute_added_rows(i64 position, i64 member, const float* state, float* u) const {
+        chunk_.added_rows(keys_.rows, tensors_.v + group_.value_at(position, member), group_.value_stride(), state,
+                          sizes_.value_dim, u);
+    }
+    // Replaces the state before the loaded chunk with the state after it.
+    void update(const float* u, float* state) const {
+        chunk_.decay_state(sizes_.value_dim, state);
+        product(true, keys_.dim, sizes_.value_dim, keys_.rows, Rows{chunk_.k_until_end, 1, keys_.dim}, u,
+                sizes_.value_dim, state, sizes_.value_dim);
+    }
+
+    const DeltaRuleSizes& sizes_;
+    const DeltaRuleTensors& tensors_;
+    const HeadGroup group_;
+    typename Chunk::Keys keys_;
+    Chunk chunk_;
 };
 
 }  // namespace delta_rule

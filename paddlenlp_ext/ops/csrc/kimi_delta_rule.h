@@ -20,6 +20,7 @@ constexpr i64 BLOCKS = CHUNK / LANES;
 
 // Decays and strengths of a chunk and a head. `reference` is a position between two blocks, or the end of the chunk.
 struct ChannelChunk : DeltaFactors {
+    using Keys = NormalizedKeys;
     i64 rows = 0;
     float* const kk;           // [64, 64], strictly lower part of K K^T with the decays between the positions
     float* const decay;        // [64, dim], decay of a position
@@ -33,6 +34,9 @@ struct ChannelChunk : DeltaFactors {
           until_block_(arrays.take<float>(CHUNK * dim)), until_start_of_block_(arrays.take<float>(BLOCKS * dim)),
           of_block_(arrays.take<float>(BLOCKS * dim)), until_reference_(arrays.take<float>(BLOCKS * dim)),
           columns_(arrays.take<float>(dim * CHUNK)) {}
+
+    // Number of decays of a position and a head.
+    i64 num_decays() const { return dim; }
 
     // The values of `decays` for adjacent positions are `stride` floats apart; `betas`: `beta_stride`.
     void load(const NormalizedKeys& keys, const float* decays, i64 stride, const float* betas, i64 beta_stride) {
@@ -55,11 +59,10 @@ struct ChannelChunk : DeltaFactors {
         }
     }
 
-    // Replaces the state before the chunk with the state after it.
-    void update(const float* u, i64 width, float* state) const {
+    // Multiplies the rows of a state by the decays of all positions.
+    void decay_state(i64 width, float* state) const {
         for (i64 channel = 0; channel < dim; ++channel)
             scale(false, whole_decay[channel], state + channel * width, width, state + channel * width);
-        product(true, dim, width, rows, Rows{k_until_end, 1, dim}, u, width, state, width);
     }
 
     // Sets the reference to the start of the block whose first position is `reference`, or to the end of the chunk.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "arrays.h"
+#include "parallel.h"
 #include "scratch.h"
 #include "tile_product.h"
 
@@ -42,15 +43,32 @@ inline std::vector<std::vector<i64>> families(const Sizes& sizes) {
     return found;
 }
 
-// Returns `size` floats of the states before a document. `at` is the index of the document's states; `parent_at` is the
-// index of its parent's states, or -1 without a parent. Zero states are written in place of the states after the
-// document.
-template <class Tensors>
-inline const float* states_before(const Tensors& tensors, i64 parent_at, i64 at, i64 size) {
-    if (parent_at >= 0) return tensors.final + parent_at;
-    if (tensors.initial != nullptr) return tensors.initial + at;
-    std::fill_n(tensors.final + at, size, 0.0f);
-    return tensors.final + at;
+// Runs `per_family` tasks for each family. make_task(index, arrays) returns a task that takes its memory from `arrays`.
+template <class Sizes, class MakeTask>
+inline void run_tasks(const Sizes& sizes, i64 per_family, MakeTask&& make_task) {
+    const auto all = families(sizes);
+    Arrays needed(nullptr);
+    make_task(0, needed);
+    parallel_tasks(i64(all.size()) * per_family, [&](i64 number) {
+        Arrays arrays(scratch<char>(SCRATCH_A, needed.bytes()));
+        make_task(number % per_family, arrays).run(all[number / per_family]);
+    });
+}
+
+// Returns the states of `heads` before a document in the forward pass. Chunks of several positions update states in
+// place, so for documents of several positions, the states are copied to `final`. Zero states are also written there.
+template <class Sizes, class Tensors, class Heads>
+inline const float* states_before(const Sizes& sizes, const Tensors& tensors, const Heads& heads, i64 document) {
+    const i64 parent = sizes.parents[document], at = heads.state_at(document), size = heads.states_size();
+    float* const after = tensors.final + at;
+    if (parent < 0 && tensors.initial == nullptr) {
+        std::fill_n(after, size, 0.0f);
+        return after;
+    }
+    const float* const before = parent < 0 ? tensors.initial + at : tensors.final + heads.state_at(parent);
+    if (sizes.lengths[document] == 1 || before == after) return before;
+    std::copy_n(before, size, after);
+    return after;
 }
 
 // Number of chunks that the backward pass of a family saves at the same time: all chunks of the first document, and the
@@ -168,28 +186,25 @@ struct ChunkDecays {
     double* const sums_;  // [64]
 };
 
-// States of the heads of a task in the backward pass, `size` floats each.
+// States of the heads of a task in the backward pass.
 struct BackwardStates {
-    i64 size;
     float* before;    // states at the start of a document, or after save_states at its end
     float* of_after;  // gradient of the states at the end of a document, or after run_reversed at its start
     float* of_root;   // gradient of the states after the first document of a family
 };
 
-// Runs the backward pass of a task for a document without a parent and the documents that continue it.
-// state_at(document) returns the index of the first state of the task. save_states(document, chunk) saves the states
-// before the chunks of a document, as chunk `chunk` and the following; run_reversed(document, chunk) reads them and
-// writes the gradients of the document.
-template <class Sizes, class Tensors, class StateAt, class SaveStates, class RunReversed>
-inline void run_backward(const Sizes& sizes, const Tensors& tensors, const std::vector<i64>& family,
-                         const BackwardStates& states, StateAt&& state_at, SaveStates&& save_states,
-                         RunReversed&& run_reversed) {
-    const i64 root = family[0], root_chunks = num_chunks(sizes.lengths[root]), size = states.size;
+// Runs the backward pass of `heads` for a family. save_states(document, chunk) saves the states before the chunks of a
+// document, as chunk `chunk` and the following; run_reversed(document, chunk) reads them and writes the gradients of
+// the document.
+template <class Sizes, class Tensors, class Heads, class SaveStates, class RunReversed>
+inline void run_backward(const Sizes& sizes, const Tensors& tensors, const Heads& heads, const std::vector<i64>& family,
+                         const BackwardStates& states, SaveStates&& save_states, RunReversed&& run_reversed) {
+    const i64 root = family[0], root_chunks = num_chunks(sizes.lengths[root]), size = heads.states_size();
     auto load_states = [&](const float* from, i64 document, float* to) {
         if (from == nullptr)
             std::fill_n(to, size, 0.0f);
         else
-            std::copy_n(from + state_at(document), size, to);
+            std::copy_n(from + heads.state_at(document), size, to);
     };
     load_states(tensors.initial, root, states.before);
     save_states(root, 0);
@@ -201,12 +216,12 @@ inline void run_backward(const Sizes& sizes, const Tensors& tensors, const std::
         run_reversed(family[branch], root_chunks);
         scale(true, 1.0f, states.of_after, size, states.of_root);
         if (tensors.initial_gradient != nullptr)
-            std::fill_n(tensors.initial_gradient + state_at(family[branch]), size, 0.0f);
+            std::fill_n(tensors.initial_gradient + heads.state_at(family[branch]), size, 0.0f);
     }
     std::copy_n(states.of_root, size, states.of_after);
     run_reversed(root, 0);
     if (tensors.initial_gradient != nullptr)
-        std::copy_n(states.of_after, size, tensors.initial_gradient + state_at(root));
+        std::copy_n(states.of_after, size, tensors.initial_gradient + heads.state_at(root));
 }
 
 }  // namespace recurrence

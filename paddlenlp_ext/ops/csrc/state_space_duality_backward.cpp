@@ -1,7 +1,6 @@
 // State space duality, backward pass. The forward pass saves only the inputs. A task first recomputes the states before
 // all chunks of its documents, and then visits the chunks in reverse. The tasks of a group write the gradients of C and
 // B of their own heads; a loop over the positions adds them in the order of the heads.
-#include "parallel.h"
 #include "pooled_array.h"
 #include "state_space_duality.h"
 
@@ -29,11 +28,10 @@ class Task {
           of_p_(arrays.take<float>(CHUNK * CHUNK)), of_cb_(arrays.take<float>(CHUNK * CHUNK)) {}
 
     // Runs a document without a parent, and the documents that continue it.
-    void run(const std::vector<i64>& family, float* saved) {
-        saved_ = saved;
+    void run(const std::vector<i64>& family) {
+        saved_ = scratch<float>(SCRATCH_B, most_chunks(sizes_, family) * heads_.states_size());
         run_backward(
-            sizes_, tensors_, family, {heads_.states_size(), states_, of_states_, of_root_},
-            [this](i64 document) { return heads_.state_at(document); },
+            sizes_, tensors_, heads_, family, {states_, of_states_, of_root_},
             [this](i64 document, i64 chunk) { save_states(document, chunk); },
             [this](i64 document, i64 chunk) { run_reversed(document, chunk); });
     }
@@ -194,8 +192,7 @@ i64 num_positions(const StateSpaceSizes& sizes) {
 
 Status state_space_duality_backward(const StateSpaceSizes* sizes, const StateSpaceTensors* tensors) {
     return guarded([&] {
-        const auto all = families(*sizes);
-        const i64 per_group = HeadRange::per_group(*sizes), ranges = sizes->groups * per_group;
+        const i64 per_group = HeadRange::per_group(*sizes);
         const i64 size = num_positions(*sizes) * sizes->groups * sizes->state_dim;
         const PooledArray<float> others(2 * (per_group - 1) * size);  // gradients of all ranges except the first
         auto gradients = [&](i64 index) -> GroupGradients {
@@ -203,14 +200,9 @@ Status state_space_duality_backward(const StateSpaceSizes* sizes, const StateSpa
             float* const own = others.data() + 2 * (index - 1) * size;
             return {own, own + size};
         };
-        Arrays needed(nullptr);
-        Task(*sizes, *tensors, HeadRange(*sizes, 0), {}, needed);
-        parallel_tasks(i64(all.size()) * ranges, [&](i64 number) {
-            const std::vector<i64>& family = all[number / ranges];
-            const HeadRange heads(*sizes, number % ranges);
-            Arrays arrays(scratch<char>(SCRATCH_A, needed.bytes()));
-            Task(*sizes, *tensors, heads, gradients(heads.index_in_group()), arrays)
-                .run(family, scratch<float>(SCRATCH_B, most_chunks(*sizes, family) * heads.states_size()));
+        run_tasks(*sizes, sizes->groups * per_group, [&](i64 range, Arrays& arrays) {
+            const HeadRange heads(*sizes, range);
+            return Task(*sizes, *tensors, heads, gradients(heads.index_in_group()), arrays);
         });
         parallel_for_vectors(per_group > 1 ? size : 0, [&](i64 at, i64 count) {
             f32x16 c{}, b{};

@@ -1,6 +1,5 @@
 // State space duality, forward pass. A task computes a few heads of one group, for a document and the documents that
 // continue it. The state of a head stays in the core's cache while its chunks are processed.
-#include "parallel.h"
 #include "recurrence_step.h"
 #include "state_space_duality.h"
 
@@ -15,17 +14,19 @@ class Task {
         : sizes_(sizes), tensors_(tensors), heads_(sizes, range), group_(arrays, sizes.state_dim),
           chunk_(arrays, sizes.head_dim) {}
 
-    void run(i64 document) {
-        const i64 parent = sizes_.parents[document], at = heads_.state_at(document), size = heads_.states_size();
-        float* const states = tensors_.final + at;
-        const float* before = states_before(tensors_, parent < 0 ? -1 : heads_.state_at(parent), at, size);
-        if (sizes_.lengths[document] > 1 && before != states) before = std::copy_n(before, size, states) - size;
+    void run(const std::vector<i64>& family) {
+        for (const i64 document : family) run_document(document);
+    }
+
+  private:
+    void run_document(i64 document) {
+        float* const states = tensors_.final + heads_.state_at(document);
+        const float* const before = states_before(sizes_, tensors_, heads_, document);
         for_each_chunk(sizes_, document, [&](i64 position, i64 rows) {
             rows == 1 ? step(position, before, states) : run_chunk(position, rows, states);
         });
     }
 
-  private:
     void step(i64 position, const float* before, float* after) const {
         const i64 group = heads_.group_at(position);
         for (i64 member = 0; member < heads_.count(); ++member) {
@@ -66,15 +67,8 @@ class Task {
 
 Status state_space_duality_forward(const StateSpaceSizes* sizes, const StateSpaceTensors* tensors) {
     return guarded([&] {
-        const auto all = families(*sizes);
-        const i64 ranges = sizes->groups * HeadRange::per_group(*sizes);
-        Arrays needed(nullptr);
-        Task(*sizes, *tensors, 0, needed);
-        parallel_tasks(i64(all.size()) * ranges, [&](i64 number) {
-            Arrays arrays(scratch<char>(SCRATCH_A, needed.bytes()));
-            Task task(*sizes, *tensors, number % ranges, arrays);
-            for (const i64 document : all[number / ranges]) task.run(document);
-        });
+        run_tasks(*sizes, sizes->groups * HeadRange::per_group(*sizes),
+                  [&](i64 range, Arrays& arrays) { return Task(*sizes, *tensors, range, arrays); });
     });
 }
 

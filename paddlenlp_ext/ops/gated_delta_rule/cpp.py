@@ -1,4 +1,4 @@
-"""Gated delta rule in C++ (csrc/gated_delta_rule_*.cpp).
+"""Gated delta rule in C++ (csrc/delta_rule_forward.cpp, csrc/gated_delta_rule_backward.cpp).
 
 Shapes: T positions, R documents, G key heads, N value heads, H key dimension, E value dimension.
 """

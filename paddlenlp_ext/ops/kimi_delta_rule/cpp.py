@@ -1,4 +1,4 @@
-"""Kimi delta rule in C++ (csrc/kimi_delta_rule_*.cpp).
+"""Kimi delta rule in C++ (csrc/delta_rule_forward.cpp, csrc/kimi_delta_rule_backward.cpp).
 
 Shapes: T positions, R documents, N heads, H key dimension, E value dimension.
 """

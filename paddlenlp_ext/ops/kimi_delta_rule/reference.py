@@ -103,7 +103,7 @@ def _pairs_of_a_block(
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return P [..., C, C], and A without beta; the axes before C may be others than L and N."""
     differences = sums_LNCH.unsqueeze(-2) - sums_LNCH.unsqueeze(-3)
-    # keys, as each query sees them
+    # keys, with their decays until the position of each query
     k_LNCCH = k_LNCH.unsqueeze(-3) * paddle.exp(differences.clip(max=0).astype(k_LNCH.dtype))
     p_LNCC, kk_LNCC = ((x_LNCH.unsqueeze(-2) * k_LNCCH).sum(-1) for x_LNCH in (q_LNCH, k_LNCH))
     return paddle.tril(p_LNCC), paddle.tril(kk_LNCC, -1)
