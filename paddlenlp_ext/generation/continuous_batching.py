@@ -81,10 +81,10 @@ class _Batch:
         batch.rows.append(row)
         return batch
 
-    def add(self, prompt: _Batch, row: RunningRow) -> None:
-        """Append `row` with the keys and values of the row of `prompt`, a batch with one row that is prefilled."""
-        self.cache.take_row(prompt.cache)
-        self.rows.append(row)
+    def add(self, prompt: _Batch, rows: Sequence[RunningRow]) -> None:
+        """Append rows with the keys and values of the row of `prompt`, a batch with one row that is prefilled."""
+        self.cache.take_row(prompt.cache, len(rows))
+        self.rows += rows
 
     def remove(self, index: int) -> None:
         """Remove a row, and move the last row to its index."""
@@ -251,6 +251,7 @@ class Engine:
         siblings, first.request.siblings = first.request.siblings, ()
         batch = self._batches[self._models.group_of(first.request.adapter)]
         is_nan = bool(paddle.isnan(logits_1V).all())
+        running = []
         for row in (first, *map(RunningRow, siblings)):
             if is_nan:
                 row.ended = ValueError(ALL_NAN_LOGITS)
@@ -259,9 +260,11 @@ class Engine:
             else:
                 take_tokens([row], logits_1V)
             if row.ended is None:
-                batch.add(prompt, row)
+                running.append(row)
             elif not row.request.is_cancelled:
                 row.request.on_end(row.ended)
+        if running:
+            batch.add(prompt, running)
 
     def _decode_all(self, loads: Mapping[str, int]) -> None:
         """Decode one token of every row of the given clients, and charge each client for its rows."""

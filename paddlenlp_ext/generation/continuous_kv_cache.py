@@ -44,12 +44,14 @@ class _Layer:
         self.prefix = prefix
         self.prefix_length = 0 if prefix is None else prefix[0].shape[0]
         self.stored: tuple[paddle.Tensor, paddle.Tensor] | None = None
-        self._rows, self._columns = 0, 0
+        self._rows, self._columns, self._used_columns = 0, 0, 0
 
     def reserve(
         self, rows: int, columns: int, heads: Sequence[Sequence[int]], dtype: paddle.dtype
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Grow the stored tensors to at least `rows` rows of `columns` columns, and return them.
+
+        Only columns that an earlier call reserved are copied. The columns in a block after them are empty.
 
         Args:
             rows: minimum number of rows.
@@ -57,6 +59,7 @@ class _Layer:
             heads: (K, H) of the keys and (K, E) of the values.
             dtype: dtype of keys and values.
         """
+        copied, self._used_columns = self._used_columns, max(columns, self._used_columns)
         if self.stored is not None and rows <= self._rows and columns <= self._columns:
             return self.stored
         rows = max(1 if rows == 1 else -(-rows // _ROW_BLOCK) * _ROW_BLOCK, self._rows)
@@ -64,9 +67,10 @@ class _Layer:
         k_new, v_new = (paddle.zeros([rows, number, columns, size], dtype) for number, size in heads)
         for index, store in enumerate((k_new, v_new)):
             if self.prefix is not None:
-                store[:, :, : self.prefix_length] = self.prefix[index].transpose([1, 0, 2]).astype(store.dtype)
+                _write(store, slice(0, rows), self.prefix[index].astype(store.dtype))
             if self.stored is not None:
-                store[: self._rows, :, : self._columns] = self.stored[index]
+                used = self.stored[index][:, :, :copied]
+                _write(store, slice(0, self._rows), used.transpose([0, 2, 1, 3]))
         self.stored, self._rows, self._columns = (k_new, v_new), rows, columns
         return self.stored
 
@@ -75,11 +79,36 @@ class _Layer:
         assert self.stored is not None, "the layer is empty"
         return self.reserve(rows, columns, *self.kind)
 
+    def copy_row(self, source: _Layer, row: int, targets: slice, length: int) -> None:
+        """Copy a row of a layer, with `length` positions after the prefix, to rows of this layer."""
+        assert source.stored is not None, "the layer is empty"
+        copied, columns = source.stored, source.prefix_length + length
+        for own, store in zip(copied, self.reserve(targets.stop, columns, *source.kind), strict=True):
+            _write(store, targets, own[row, :, :columns].transpose([1, 0, 2]))
+
     @property
     def kind(self) -> tuple[list[list[int]], paddle.dtype]:
         """Heads and dtype of the stored tensors, as arguments of `reserve`."""
         assert self.stored is not None, "the layer is empty"
         return [[store.shape[1], store.shape[3]] for store in self.stored], self.stored[0].dtype
+
+
+def _write(stored_RKCH: paddle.Tensor, rows: slice, x_BSKH: paddle.Tensor, starts_B: np.ndarray | None = None) -> None:
+    """Write keys or values to rows of a stored tensor; Paddle's slice assignment would take time for all rows.
+
+    Args:
+        stored_RKCH: stored keys or values.
+        rows: indices of the rows.
+        x_BSKH: keys or values of S positions for each of the rows, or [S, K, H] for all rows.
+        starts_B: first column of each row; None: 0.
+    """
+    num_rows = rows.stop - rows.start
+    if x_BSKH.ndim == 3:
+        x_BSKH = x_BSKH.unsqueeze(0).expand([num_rows, *x_BSKH.shape])
+    view = stored_RKCH[rows]
+    store_positions(x_BSKH, view, np.zeros(num_rows, np.int64) if starts_B is None else starts_B)
+    if not slices_share_memory(stored_RKCH):
+        stored_RKCH[rows] = view
 
 
 class SlotCache:
@@ -109,24 +138,26 @@ class SlotCache:
         return len(self.lengths) - 1
 
     @paddle.no_grad()
-    def take_row(self, other: SlotCache) -> None:
+    def take_row(self, other: SlotCache, copies: int = 1) -> None:
         """Move the only row of another cache of the same model to the end of this cache; do not use `other` afterwards.
 
         An empty cache takes the tensors of `other`; otherwise, the row is copied.
+
+        Args:
+            other: the other cache.
+            copies: number of equal rows that this cache gets.
         """
-        (length,), is_empty = other.lengths, not self.lengths
-        row = self.add_row()
-        self.lengths[row], self.frequency_sets[row] = length, other.frequency_sets[0]
+        (length,), first = other.lengths, len(self.lengths)
+        self.lengths += [length] * copies
+        self.frequency_sets += other.frequency_sets * copies
         self.has_prefix = other.has_prefix
-        if is_empty:
-            self.layers, self.states = other.layers, other.states
-            return
-        self.states.take_row(other.states, row)
-        for index, source in other.layers.items():
-            end = source.prefix_length + length
-            stored = self.layers[index].reserve(row + 1, end, *source.kind)
-            for store, own in zip(stored, source.stored or (), strict=True):
-                store[row, :, :end] = own[0, :, :end]
+        if first == 0:
+            self.layers, self.states, first = other.layers, other.states, 1
+        targets = slice(first, len(self.lengths))
+        for row in range(targets.start, targets.stop):
+            self.states.take_row(other.states, row)
+        for index, source in other.layers.items() if targets.start < targets.stop else ():
+            self.layers[index].copy_row(source, 0, targets, length)
 
     def clear_row(self, row: int) -> None:
         """Remove all positions of a row. The row stays in use."""
@@ -136,9 +167,8 @@ class SlotCache:
     def move_row(self, source: int, target: int) -> None:
         """Copy row `source` over row `target`."""
         for layer in self.layers.values() if source != target else ():
-            end = layer.prefix_length + self.lengths[source]
-            for store in layer.stored or ():
-                store[target, :, :end] = store[source, :, :end]
+            if layer.stored is not None:
+                layer.copy_row(layer, source, slice(target, target + 1), self.lengths[source])
         self.states.move_row(source, target)
         self.lengths[target], self.frequency_sets[target] = self.lengths[source], self.frequency_sets[source]
 
@@ -238,10 +268,7 @@ class RowsOfCache(ReservingCache):
         columns = layer.prefix_length + int((self._lengths_B + np.maximum(self._num_new, self.prompt_end)).max())
         k_RKCH, v_RKCE = layer.reserve(self._rows.stop, columns, [k_BSKH.shape[2:], v_BSKE.shape[2:]], k_BSKH.dtype)
         for new, stored in ((k_BSKH, k_RKCH), (v_BSKE, v_RKCE)):
-            rows = stored[self._rows]
-            store_positions(new, rows, starts_B)
-            if not slices_share_memory(stored):
-                stored[self._rows] = rows
+            _write(stored, self._rows, new, starts_B)
         return self.contents(layer_index, k_BSKH, v_BSKE, window)
 
     @paddle.no_grad()

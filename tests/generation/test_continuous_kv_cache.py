@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import paddle
+import pytest
 
 from paddlenlp_ext.generation.continuous_kv_cache import SlotCache
 
@@ -42,6 +43,21 @@ def test_take_row_keeps_the_stored_rows_and_appends_the_longer_row():
         assert store[0, :, :3].sum().item() == sign * 3 * 2 * size
         assert store[1, :, :300].sum().item() == 2.0 * sign * 300 * 2 * size
         assert store.sum().item() == sign * (3 + 600) * 2 * size
+
+
+@pytest.mark.parametrize("first_rows", [0, 1])
+def test_take_row_appends_copies_with_their_own_positions(first_rows):
+    cache, other = SlotCache(), _cache_of_one_row(2.0, 3)
+    for _ in range(first_rows):
+        cache.take_row(_cache_of_one_row(1.0, 1))
+    cache.take_row(other, copies=6)
+    assert cache.lengths == [1] * first_rows + [3] * 6
+    view = cache.rows(first_rows, 6, [3] * 6)
+    view.begin_pass(1)
+    values = paddle.arange(6, dtype="float32").reshape([6, 1, 1, 1])
+    view.append(0, values.expand([6, 1, 2, 4]), values.expand([6, 1, 2, 3]), None)
+    keys = (cache.layers[0].stored or ())[0][first_rows : first_rows + 6, 0, :4, 0]
+    assert keys.tolist() == [[2.0, 2.0, 2.0, float(row)] for row in range(6)]
 
 
 def test_take_row_into_an_empty_cache_copies_nothing():
