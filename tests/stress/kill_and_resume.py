@@ -129,7 +129,8 @@ def stop_runs(unbroken: list[Unbroken], number: int, draw: random.Random) -> Non
         seconds = unbroken[num_runs % len(unbroken)].stop_and_resume(draw)
         num_runs += 1
         times += [] if seconds is None else [seconds]
-        print(f"{num_runs} runs, {len(times)} with a second signal while stopping", flush=True)
+        slowest = f"; ended at most {max(times):.3f} s after it" if times else ""
+        print(f"{num_runs} runs, {len(times)} with a second signal while stopping{slowest}", flush=True)
     print(
         f"{num_runs} runs with two signals; every run ended with the bits of the unbroken one\n"
         f"seconds from the second signal to the end in {len(times)} runs: median {statistics.median(times):.3f}, "
